@@ -184,7 +184,7 @@ class OnBoard(NamedTuple):
 
 
 def deployed(store: Store) -> list[OnBoard]:
-    """Return every shipped folder in the fleet, by name and then by board."""
+    """Return every shipped folder in the fleet, sorted by name and then by board."""
     wanted = select(DOCUMENT.c.device_id, DOCUMENT.c.body, DOCUMENT.c.arrived_s).where(
         DOCUMENT.c.kind.startswith("shipped/"), DOCUMENT.c.state.is_not(None)
     )

@@ -38,7 +38,7 @@ def start(
     if notify and only == "pages":
         raise UsageError("--notify is for the collector: leave it out with --only pages")
     if database in IN_MEMORY:
-        raise UsageError(f"--database {database}: the collector and the pages share a file, sqlite:///PATH")
+        raise UsageError(f"--database {database}: the collector and the pages must share a file, sqlite:///PATH")
     with _extra():
         from benchd.dashboard import collector, notices  # noqa: PLC0415
         from benchd.dashboard.store import default_url  # noqa: PLC0415

@@ -88,8 +88,8 @@ class ArtifactStore:
     """The artifacts in `folder`, created at the first write; together they take at most `limit_bytes`, if given.
 
     An artifact returned by a store is in use until the store is closed or its process ends: no store removes it
-    meanwhile. For a single thread, and a context manager that closes it. `notes` lists what was discarded as damaged,
-    and why. `read_only` is for a folder with another owner, which is then left untouched.
+    meanwhile. A store is for a single thread, and is a context manager that closes it. `notes` lists what was discarded
+    as damaged, and why. `read_only` is for a folder with another owner, which is then left untouched.
     """
 
     def __init__(self, folder: Path, limit_bytes: int | None = None, *, read_only: bool = False) -> None:
@@ -151,7 +151,7 @@ class ArtifactStore:
     def prune(self, limit_bytes: int, run: str | None = None) -> tuple[str, ...]:
         """Remove the least recently used artifacts until the rest take at most `limit_bytes`; return their keys.
 
-        Artifacts that are in use, or that another user does not let us remove, stay. Leftovers of killed processes and
+        Artifacts in use stay, as do those that another user does not let us remove. Leftovers of killed processes and
         entries without metadata or content go first, and with `run` also artifacts restricted to another run.
         """
         with self._explaining():

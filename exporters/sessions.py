@@ -79,8 +79,8 @@ def open_session(
 
     `threads` limits the CPU threads within an operator; None uses all CPUs of this process. `options` are provider
     options, `level` is the graph optimisation level, and without `spin` waiting threads sleep, which halves the CPU
-    time of a network of many small operators. `edited` is loaded instead of the file. Raises SessionError if the file
-    cannot be loaded, with the lower level at which it can, and OnnxRuntimeUnavailable.
+    time of a network of many small operators. `edited` is loaded instead of the file. Raises OnnxRuntimeUnavailable,
+    or SessionError if the file cannot be loaded, with the lower level at which it can.
     """
     settings = _settings(threads)
     if not spin:

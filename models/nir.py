@@ -129,7 +129,7 @@ class _Delay(_Stepped):
         super().__init__()
         steps = np.rint(node["delay"].astype(np.float64) / dt)
         if (steps < 0).any() or (steps > _LONGEST).any():
-            raise UsageError(f"a delay of {node['delay'].max():g} is not 0 to {_LONGEST} time steps of {dt:g}")
+            raise UsageError(f"a delay of {node['delay'].max():g} is outside 0 to {_LONGEST} time steps of {dt:g}")
         self._keep(steps=steps)
         self._different = sorted(set(steps.astype(int).reshape(-1).tolist()))
 

@@ -84,7 +84,7 @@ def mqtt_config(url: str | None, ca_file: str | None, certificate_file: str | No
 
 
 def start(wait: bool | None, quiet_for: str | None = None) -> Start:
-    """Return what a session waits for, reported on stderr; on a terminal it waits and asks by default."""
+    """Return what a session waits for, reporting on stderr; by default it waits and asks only on a terminal."""
     waiting = sys.stderr if wait or (wait is None and sys.stderr.isatty()) else None
     quiet_s = quantity("--quiet-for", quiet_for, {"s": 1, "min": 60}) if quiet_for else 0.0
     return Start(waiting, quiet_s, sys.stderr, sys.stdin if _answers(sys.stdin) and sys.stderr.isatty() else None)

@@ -35,7 +35,7 @@ def replay(
 ) -> None:
     """Send the results of a folder that no broker has acknowledged yet.
 
-    Those that a broker has refused are tried again.
+    Results that a broker has refused are sent again.
     """
     to = broker(mqtt, ca_file, certificate_file, key_file)
     raise typer.Exit(send(folder, to, timeout_s, sys.stdout, everything=everything))

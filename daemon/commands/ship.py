@@ -113,7 +113,7 @@ def ship(
 
 
 def of_each_mode(words: Sequence[str], out: Path) -> list[str]:
-    """Return this command for a single power mode, without the option that lists them and with its own output."""
+    """Return this command for a single power mode, without the option that lists the modes and with its own output."""
     place = next(i for i, one in enumerate(words) if one.partition("=")[0] == "--power-modes")
     behind = place + (1 if "=" in words[place] else 2)
     return [*words[:place], *words[behind:], "--output", f"{out}-{{mode}}"]

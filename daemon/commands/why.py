@@ -80,7 +80,7 @@ def why(
 ) -> None:
     """Find which layers, and which package or setting, make B slower or faster than A.
 
-    Repeatedly halves the differences of two environments or cases, in mixtures of both. Repeat an interrupted command
+    Repeatedly halves the differences of two environments or cases, in mixtures of these. Repeat an interrupted command
     to resume it. Exits with 4 if noise hides the cause.
     """
     named = sides or []

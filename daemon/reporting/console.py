@@ -293,7 +293,7 @@ def _disturbed_note(record: Record) -> str | None:
 
 
 def levels_note(record: Record) -> str | None:
-    """Return the levels between which the processes, or else the runs of one, jump; None if there are none."""
+    """Return the levels between which processes, or else the runs within one, jump; None if they do not."""
     levels, subject = two_levels(process_medians_ms([record])), "the processes"
     if not levels:
         levels = next((process.blocks.levels for process in record.processes if process.blocks), [])

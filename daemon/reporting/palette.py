@@ -1,6 +1,6 @@
 """The colours of every chart: the colour is the runtime, the shape the number format; see docs/dashboard.md.
 
-They are readable in light and dark mode; look.css contains the text colours, which differ between these.
+They are readable in light and dark mode; look.css contains the text colours, which differ between the modes.
 """
 
 from pathlib import Path

@@ -93,8 +93,8 @@ def document(
 def better(shipped: Manifest, records: Iterable[Record]) -> str | None:
     """Return which variant, by the plan's results, is faster than the shipped one beyond its interval; empty if none.
 
-    None without results for the shipped one. Only results with the same weights count, of a case that differs in
-    nothing else, on the device and in the power mode of the promise, and only variants that meet the requested limits.
+    None without results for the shipped one. A result only counts if weights, device and power mode are those of the
+    promise, its case differs in nothing but the variant, and the variant meets the requested limits.
     """
     limits = {name: value for name, value in shipped.asked.items() if name in Requirements.__struct_fields__}
     alike = [record for record in records if _is_alike(record, shipped)]

@@ -59,7 +59,7 @@ class Bridge(Struct, frozen=True, kw_only=True):
 
 @dataclass
 class Bridging:
-    """The search for what leads from one of our cases to a result of another tool."""
+    """The search for the differences between one of our cases and a result of another tool."""
 
     theirs: Foreign
     request: Request

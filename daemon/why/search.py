@@ -102,7 +102,7 @@ class Spread:
 
 
 def placed(estimate: Estimate, low: float, high: float, pairs: int = MOST_PAIRS) -> float | None:
-    """Return `low` or `high`, if the estimate equals it, its own log ratio if clearly neither, or None if undecided.
+    """Return `low` or `high` if the estimate matches it, the estimate if it is clearly neither, None if undecided.
 
     After the last pair it is the end within the interval, if the other end is outside.
     """

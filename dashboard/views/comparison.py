@@ -20,7 +20,7 @@ from benchd.dashboard.views.changes import cause
 
 
 def add(store: Store, changes: Changes) -> None:
-    """Serve the view at /compare?a=KEY&b=KEY; for two sides of a change `since` an update, with the verdict on that."""
+    """Serve the view at /compare?a=KEY&b=KEY; `since` an update shows the verdict on the change between these sides."""
 
     @ui.page("/compare", response_timeout=PATIENCE_S)
     async def comparison(a: str = "", b: str = "", since: str = "setup") -> None:

@@ -1,4 +1,4 @@
-"""How the kernels lay out their tensors: T outermost, then contiguous steps, channels last or channels first."""
+"""How the kernels lay out their tensors: T outermost, then each step contiguous, with channels last or first."""
 
 import math
 

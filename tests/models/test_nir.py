@@ -159,7 +159,7 @@ def test_spiking_neurons_show_their_spikes(tmp_path):
         (chain({"type": "Linear"}), r"node n0 \(Linear\): it lacks 'weight'"),
         (chain({"type": "Linear", "weight": np.ones((2, 4))}), "its nodes do not fit together"),
         (chain({"type": "Scale", "scale": np.array([1.0, np.inf, 1.0])}), "scale has values that are not finite"),
-        (chain({"type": "Delay", "delay": np.array([-1.0])}), "a delay of -1 is not 0 to"),
+        (chain({"type": "Delay", "delay": np.array([-1.0])}), "a delay of -1 is outside 0 to"),
         (graph({}, "input gone, gone output"), "from or to gone, and there is no such node"),
         (graph({"n": neuron("IF")}, "input n, n n"), "nothing leads from the Input to the Output"),
         (
