@@ -1,4 +1,4 @@
-/* Marks and sizes that all kernels share; everything is static. */
+/* Attributes and sizes shared by all kernels; everything is static. */
 
 #include <stdint.h>
 

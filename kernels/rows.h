@@ -1,5 +1,5 @@
-/* Rows of numbers in registers, for kernels of channels-last tokens; in float32, or in bfloat16 outside of registers.
-   An #include of a kernel's only file: everything is static. */
+/* Rows of numbers in registers, for kernels on channels-last tokens; in float32, or in bfloat16 outside registers.
+   Included by a kernel's only file: everything is static. */
 
 #include <string.h>
 #ifdef __AVX512F__
@@ -8,9 +8,9 @@
 
 #include "common.h"
 
-#define CHANNELS 16 /* of a row: a cache line of a token in float32 */
+#define CHANNELS 16 /* numbers per row: a cache line of a token in float32 */
 
-/* LANES numbers with the operators of C: one register, since compilers split a longer vector badly */
+/* LANES numbers with C's operators: one register, because compilers split longer vectors badly */
 #if defined __AVX512F__
 #define LANES 16
 #elif defined __AVX__
@@ -35,7 +35,7 @@ typedef struct {
     lanes part[PARTS];
 } row;
 
-/* x + ROUND has round(x) in its low bits, and those of ROUND itself leave when they are shifted into the exponent */
+/* x + ROUND has round(x) in its low bits; the bits of ROUND itself are lost when shifted into the exponent */
 #define ROUND 12582912.0f
 #define LOG2_E 1.44269504f
 #define LOG2_E_REST 1.92596303e-8f /* log2(e) - LOG2_E */
@@ -48,7 +48,7 @@ INLINE lanes chosen(whole mask, lanes yes, lanes no) {
     return (lanes)((mask & (whole)yes) | (~mask & (whole)no));
 }
 
-/* b unless a is larger: a NaN in b stays */
+/* b unless a is larger: keeps a NaN in b */
 INLINE lanes larger(lanes a, lanes b) {
 #ifdef __AVX512F__
     return (lanes)_mm512_max_ps((__m512)a, (__m512)b);
@@ -57,8 +57,8 @@ INLINE lanes larger(lanes a, lanes b) {
 #endif
 }
 
-/* 2^rest for |rest| <= 1/2 to 3e-7 of itself, and to as much of its distance from 1: what a slow state forgets is as
-   exact as what it keeps. Where bfloat16 rounds to 4e-3, to 4e-4. */
+/* 2^rest for |rest| <= 1/2 with a relative error of 3e-7, also relative to its distance from 1: what a slow state
+   forgets is as exact as what it keeps. For bfloat16, which rounds to 4e-3, the error is 4e-4. */
 INLINE lanes near_power(lanes rest) {
 #ifdef BF16
     lanes p = 2.42028881e-1f + rest * 5.55038201e-2f;
@@ -70,24 +70,24 @@ INLINE lanes near_power(lanes rest) {
 #endif
 }
 
-/* 2^(n + rest) of shifted = n + ROUND */
+/* 2^(n + rest) for shifted = n + ROUND */
 INLINE lanes power(lanes rest, lanes shifted) {
     return (lanes)((whole)near_power(rest) + ((whole)shifted << 23));
 }
 
-/* -|x|, but at least -87, where e^x is still a normal number; a NaN stays */
+/* -|x|, but at least -87, where e^x is still a normal number; keeps NaN */
 INLINE lanes exponent_of(lanes x) {
     return larger(every(-87.0f), (lanes)((whole)x | INT32_MIN));
 }
 
-/* e^x of such an x; x log2(e) is not rounded on the way, which would cost |x| half units in the last place */
+/* e^x for such an x; rounding x log2(e) in between would cost |x| half units in the last place */
 INLINE lanes exp_of(lanes x) {
     lanes shifted = x * LOG2_E + ROUND;
     return power((x * LOG2_E - (shifted - ROUND)) + x * LOG2_E_REST, shifted);
 }
 
-/* x / (1 + e^-x), below -87 what it is there, -1e-36; 1 / (1 + e) for 0 <= e <= 1 is a parabola to 1/99 of itself,
-   squared by each step of Newton's */
+/* x / (1 + e^-x), constant at -1e-36 below -87; 1 / (1 + e) for 0 <= e <= 1 starts as a parabola with relative error
+   1/99, which each Newton step squares */
 INLINE lanes silu_of(lanes x) {
     lanes low = exponent_of(x), e = exp_of(low), d = 1.0f + e;
 #ifdef __AVX512F__
@@ -103,7 +103,7 @@ INLINE lanes silu_of(lanes x) {
 }
 
 #ifdef BF16
-/* GCC makes two halves of a conversion between vectors of other lengths, where AVX-512 has an instruction */
+/* GCC splits a conversion between vectors of different lengths in two, although AVX-512 has an instruction */
 INLINE lanes widened(numbers x) {
 #ifdef __AVX512F__
     whole bits = (whole)_mm512_cvtepu16_epi32((__m256i)x);
@@ -115,7 +115,7 @@ INLINE lanes widened(numbers x) {
 
 INLINE numbers rounded(lanes x) {
 #ifdef __AVX512BF16__
-    return (numbers)_mm512_cvtneps_pbh((__m512)x); /* 0 for what is below 1.2e-38 */
+    return (numbers)_mm512_cvtneps_pbh((__m512)x); /* 0 for values below 1.2e-38 */
 #else
     whole bits = (whole)x, even = bits + 0x7fff + (bits >> 16 & 1);
     bits = (whole)chosen(x == x, (lanes)even, (lanes)(bits | 1 << 22)) >> 16;
@@ -132,7 +132,7 @@ INLINE numbers rounded(lanes x) {
 }
 #endif
 
-/* A whole row moves in registers: memcpy would move halves of them, which a load right behind has to wait for. */
+/* Moves a whole row in registers: memcpy would move half registers, which an immediately following load waits for. */
 INLINE row read_row(const number *from, int64_t width) {
     numbers at[PARTS] = {0};
     row to;

@@ -1,18 +1,18 @@
-/* The sum of two rows and its root mean square norm, a row after the other: what is written is read from the cache. */
+/* The sum of two rows and its root mean square norm, row by row, so that the second read is from the cache. */
 
 #include <math.h>
 
 #include "../common.h"
 
-#define WORTH_A_THREAD 4096 /* fewer numbers are done before a second thread is awake */
+#define WORTH_A_THREAD 4096 /* with fewer numbers, one thread finishes before a second one has woken up */
 
-#ifdef BF16 /* of hidden and normed: the upper half of a float */
+#ifdef BF16 /* type of hidden and normed: the upper half of a float */
 typedef uint16_t number;
 #else
 typedef float number;
 #endif
 
-/* everything but weight (dim,) is (rows, dim), all dense; residual is null where there is none */
+/* everything except weight (dim,) is (rows, dim), all contiguous; residual may be null */
 typedef struct {
     const number *hidden;
     const float *residual, *weight;
@@ -47,7 +47,7 @@ static inline number rounded(float x) {
 #endif
 }
 
-/* Write the sum, return the mean of its squares. */
+/* Writes the sum and returns the mean of its squares. */
 static float add(float *restrict total, const number *restrict hidden, const float *restrict residual, int64_t dim) {
     float squares = 0;
     if (residual) {

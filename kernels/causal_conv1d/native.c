@@ -1,20 +1,20 @@
-/* The short causal convolution with its bias and SiLU in one pass over channels-last tokens; nothing is padded.
+/* The short causal convolution with its bias and SiLU in one pass over channels-last tokens, without padding.
 
-   A task owns a block of channels of some tokens in a row, for one direction or both: what the taps of neighbouring
-   tokens share, and what the directions do, is read from the first-level cache. */
+   A task owns a block of channels of several successive tokens, for one direction or both: inputs shared by the taps of
+   neighbouring tokens, or by the directions, are read from the first-level cache. */
 
 #include <string.h>
 
 #include "../rows.h"
 
-#define TOKENS 64 /* of a task, at most */
-#define ROWS 8    /* of CHANNELS channels, of a task: they fill a quarter of the first-level cache with their taps */
-#define TAPS 4    /* of a pass, the usual width; wider ones take more passes */
-#define AHEAD 4   /* tokens from one that is computed to one whose lines are fetched */
+#define TOKENS 64 /* maximum per task */
+#define ROWS 8    /* blocks of CHANNELS channels per task: their taps fill a quarter of the first-level cache */
+#define TAPS 4    /* taps per pass, the usual width; wider windows take several passes */
+#define AHEAD 4   /* prefetch distance in tokens */
 
-/* x (images, length, channels), the last dimension without gaps; weight (directions, channels, width) in any layout;
-   bias dense or null; y (directions, images, length, channels) dense. Distances are in elements. `reverse` is that of
-   the first direction, a second one runs the other way. In bfloat16 all taps fit a pass. */
+/* x (images, length, channels), with a contiguous last dimension; weight (directions, channels, width) in any layout;
+   bias contiguous or null; y (directions, images, length, channels) contiguous. Strides are in elements. `reverse` is
+   for the first direction, a second one runs the other way. In bfloat16 all taps fit in one pass. */
 typedef struct {
     const number *x;
     int64_t image, token;
@@ -29,12 +29,12 @@ typedef struct {
     int64_t image, token, tokens, channel, channels;
 } task;
 
-/* One number of every channel of a task. */
+/* One number for each channel of a task. */
 static void read_parameter(row *to, const float *from, int64_t distance, int64_t channels) {
     for (int64_t i = 0; i < channels; i++) ((float *)to)[i] = from[i * distance];
 }
 
-/* y = sum + the taps times the rows that they meet */
+/* y = sum + the taps times their rows */
 INLINE void convolve(
     number *y, row sum, row (*taps)[ROWS], const number *const *rows, int64_t i, int64_t width, int silu) {
     for (int64_t k = 0; k < TAPS; k++) {
@@ -45,7 +45,7 @@ INLINE void convolve(
     write_row(y + i * CHANNELS, &sum, width);
 }
 
-/* One pass over the tokens of a task in one direction. */
+/* One pass over a task's tokens in one direction. */
 INLINE void pass(const problem *p, const task *a, int64_t direction, int64_t first, int silu) {
     static const number nothing[ROWS * CHANNELS];
     row taps[TAPS][ROWS] = {0}, bias[ROWS] = {0};

@@ -1,9 +1,9 @@
-/* Convolution of small whole numbers in integers. The codes of an output pixel's window are one row of a matrix, the
-   weights are another one of digits of 8 bits, and sums of products of bytes in 32 bits are exact in any order.
+/* Integer convolution of small integers. An output pixel's window of codes is a row of one matrix, the weights are
+   another matrix of 8-bit digits, and 32-bit sums of byte products are exact in any order.
 
-   VNNI multiplies bytes with a sign by bytes without one: it adds 128 to each digit, and the sum of a row's codes takes
-   that away again. Rows with the same place in their pictures are neighbours, so that blocks of them that lie outside
-   all pictures are zeros as a whole, and are left out as any such block. */
+   VNNI multiplies signed bytes by unsigned ones: 128 is added to each digit, and subtracted again by means of the sum of
+   a row's codes. Rows with the same position in their images are neighbours, so that blocks of rows outside
+   all images are entirely zero, and are skipped like any other zero block. */
 
 #define _GNU_SOURCE /* syscall */
 #include <string.h>
@@ -17,14 +17,14 @@
 
 #include "../common.h"
 
-#define ROWS 16  /* output pixels of a block */
-#define DEPTH 64 /* codes of a block's row */
-#define LANES 16 /* output channels of a tile of digits */
-#define TILES 3  /* tiles that rows meet at once: the three digits of a weight, or 48 channels with one digit each */
+#define ROWS 16  /* output pixels per block */
+#define DEPTH 64 /* codes per row of a block */
+#define LANES 16 /* output channels per tile of digits */
+#define TILES 3  /* tiles multiplied at once: the three digits of a weight, or 48 channels with one digit each */
 #define TILE_BYTES (DEPTH * LANES)
-#define SAMPLED 64 /* so many rows of pictures at most tell how many codes are not zero */
-#define ON_GRID 0x1p-10f /* so near to a whole number, a float is one */
-#define ROUND 12582912.0f /* (x + ROUND) - ROUND is the nearest whole number */
+#define SAMPLED 64 /* maximum number of image rows sampled to estimate the share of nonzero codes */
+#define ON_GRID 0x1p-10f /* a float this close to an integer counts as that integer */
+#define ROUND 12582912.0f /* (x + ROUND) - ROUND is the nearest integer */
 
 enum path { AMX = 1, AVX512_VNNI = 2, AVX_VNNI = 4, DOTPROD = 8, UNSIGNED = AVX512_VNNI | AVX_VNNI };
 enum status { DONE, NOT_WHOLE };
@@ -36,8 +36,8 @@ typedef int8_t line __attribute__((vector_size(DEPTH), aligned(1)));
 typedef uint64_t words __attribute__((vector_size(DEPTH), aligned(1)));
 typedef int32_t block_sums[2][TILES][ROWS][LANES];
 
-/* x (images, height, width, channels) and y (images, out_height, out_width, out_channels) dense; digits and unit as
-   `pack` of whole.py makes them; bias (out_channels,) or null. Scratch: `codes` as x, and for `group` images `rows`
+/* x (images, height, width, channels) and y (images, out_height, out_width, out_channels) contiguous; digits and unit
+   from `pack` in whole.py; bias (out_channels,) or null. Scratch: `codes` like x, and for `group` images `rows`
    (blocks of 16 pixels, 16, depth), `used` (blocks, depth / 64) and, for VNNI, `sums` (blocks, 16). */
 typedef struct {
     const float *x, *scale, *unit, *bias;
@@ -57,7 +57,7 @@ static int64_t depth_of(const problem *p) {
     return blocks_of(p->window_height * p->window_width * p->channels, DEPTH) * DEPTH;
 }
 
-/* Writes x / scale to codes; returns whether all of them are whole numbers up to `largest`. */
+/* Writes x / scale to codes; returns whether all of them are integers up to `largest`. */
 static int encode(const float *restrict x, int8_t *restrict codes, int64_t n, float scale, float largest) {
     float inverse = 1 / scale;
     int32_t wrong = 0;
@@ -71,7 +71,7 @@ static int encode(const float *restrict x, int8_t *restrict codes, int64_t n, fl
     return !wrong;
 }
 
-/* memcpy and memset of what is mostly whole lines, without their calls */
+/* inlined memcpy and memset for mostly whole cache lines */
 INLINE void copy(int8_t *restrict to, const int8_t *restrict from, int64_t n) {
     int64_t i = 0;
     for (; i + DEPTH <= n; i += DEPTH) *(line *)(to + i) = *(const line *)(from + i);
@@ -84,7 +84,7 @@ INLINE void clear(int8_t *restrict to, int64_t n) {
     if (i < n) memset(to + i, 0, (size_t)(n - i));
 }
 
-/* The codes of one row of an output pixel's window, with zeros where it hangs over the picture's edge. */
+/* The codes of one row of an output pixel's window, with zeros beyond the edge of the image. */
 INLINE void gather_line(int8_t *restrict to, const int8_t *restrict from, int64_t left, const problem *p) {
     int64_t first = clipped(left, p->width), last = clipped(left + p->window_width, p->width);
     int64_t before = (first - left) * p->channels, n = last > first ? (last - first) * p->channels : 0;
@@ -106,7 +106,7 @@ static void gather_row(int8_t *restrict row, int64_t image, int64_t pixel, const
     clear(row + filled, depth_of(p) - filled);
 }
 
-/* Says of each 16 x 64 codes of a block of rows whether one of them is not zero. */
+/* Determines, for each 16 x 64 codes of a block of rows, whether any of them is nonzero. */
 static void find_used(uint8_t *restrict used, const int8_t *restrict rows, int64_t depth) {
     for (int64_t at = 0; at < depth; at += DEPTH) {
         words any = {0};
@@ -136,7 +136,7 @@ static void gather_block(int64_t block, int64_t origin, int64_t images, const pr
         for (int64_t r = 0; r < ROWS; r++) p->sums[block * ROWS + r] = sum_of(rows + r * depth, depth);
 }
 
-/* Blocks of rows, one or two below each other, times one to three tiles of digits. */
+/* One block of rows, or two successive ones, times one to three tiles of digits. */
 typedef struct {
     const int8_t *rows, *digits;
     const uint8_t *used;
@@ -167,8 +167,8 @@ static void lay_out_tiles(void) {
 #define PRODUCT(sum, a, b) _tile_dpbssd(sum, a, b)
 #define STORE(sum, to) _tile_stored(sum, to, LANES * sizeof(int32_t))
 
-/* sums in tiles 0 to 2 of the first block and 3 to 5 of the second, codes in 6, digits in 7; from the second to the
-   first tile of digits and back, so that one is used twice */
+/* sums in tiles 0 to 2 for the first block and 3 to 5 for the second, codes in 6, digits in 7; the order of the digit
+   tiles alternates, so that one is used twice in a row */
 INLINE void multiply_tiles(block_sums sums, const product *m, int tiles, int blocks) {
     _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3); _tile_zero(4); _tile_zero(5);
     for (int64_t k = 0; k < m->depth / DEPTH; k++) {
@@ -209,7 +209,7 @@ INLINE void multiply_amx(block_sums sums, const product *m, int tiles) {
 #endif
 
 #if defined(__AVX512VNNI__)
-/* eight rows times at most three vectors of sums stay in registers */
+/* eight rows times at most three vectors of sums fit in registers */
 INLINE void multiply_vnni512(int32_t (*sums)[ROWS][LANES], const product *m, int64_t block, int64_t row, int tiles) {
     __m512i kept[8][TILES], sign = _mm512_set1_epi8(-128);
     for (int r = 0; r < 8; r++)
@@ -334,8 +334,8 @@ static void multiply(block_sums sums, const product *m, int64_t path) {
 
 #define AT(sums) ((wrapping)*(const whole *)(sums))
 
-/* The sums of row r to numbers, where `fill` is what VNNI has added to each. All but the rounding to float is exact;
-   bits above the 32nd cancel out. */
+/* Converts the sums of row r to numbers, where `fill` is what VNNI has added to each. All except the rounding to float
+   is exact; bits above the 32nd cancel out. */
 INLINE lanes number(int32_t (*sums)[ROWS][LANES], int64_t r, uint32_t fill, int64_t per_weight) {
     if (per_weight == 1) return __builtin_convertvector((whole)(AT(sums[0][r]) - fill), lanes);
     whole upper = (whole)((AT(sums[0][r]) << 8) + AT(sums[1][r]) - 257 * fill), lower = (whole)(AT(sums[2][r]) - fill);
@@ -353,7 +353,7 @@ INLINE void emit(
     for (int64_t i = 0; i < n; i++) y[i] = bias ? values[i] + bias[i] : values[i];
 }
 
-/* Writes the outputs of a block of rows for the 16 channels from `channel` on. */
+/* Writes a row block's outputs for the 16 channels from `channel` on. */
 static void emit_block(
     int32_t (*sums)[ROWS][LANES], int64_t block, int64_t origin, int64_t images, int64_t channel, const problem *p) {
     int64_t out_pixels = p->out_height * p->out_width, n = at_most(images * out_pixels - block * ROWS, ROWS);
@@ -372,7 +372,7 @@ static void emit_block(
 /* The output channels of a panel: those of its three tiles of digits. */
 static int64_t channels_of(const problem *p) { return p->per_weight == 1 ? TILES * LANES : LANES; }
 
-/* All rows from block `first` to `last` times the channels of number `panel`. */
+/* All rows from block `first` to `last` times the channels of panel number `panel`. */
 static void multiply_panel(
     int64_t panel, int64_t first, int64_t last, int64_t origin, int64_t images, const problem *p) {
     int64_t depth = depth_of(p), channel = panel * channels_of(p);
@@ -393,13 +393,13 @@ static void multiply_panel(
 
 static int64_t common_divisor(int64_t a, int64_t b) { return b ? common_divisor(b, a % b) : a; }
 
-/* The part of a thread in the convolution of `images` pictures from `origin` on. */
+/* A thread's part in the convolution of `images` images from `origin` on. */
 static void convolve(int64_t origin, int64_t images, const problem *p) {
     int64_t blocks = blocks_of(images * p->out_height * p->out_width, ROWS);
     int64_t panels = blocks_of(p->out_channels, channels_of(p));
 #pragma omp for schedule(static)
     for (int64_t block = 0; block < blocks; block++) gather_block(block, origin, images, p);
-    /* of the rows: as many as give each thread the same work, where the last panel has less than the others */
+    /* parts of the rows: enough to balance the threads, because the last panel is smaller than the others */
     int64_t even = p->out_channels % channels_of(p) ? 1 : common_divisor(panels, p->threads);
     int64_t parts = at_most(p->threads / even, blocks_of(blocks, 2));
     int64_t part = blocks_of(blocks_of(blocks, parts), 2) * 2;
@@ -412,7 +412,7 @@ static void convolve(int64_t origin, int64_t images, const problem *p) {
 
 static void convolve_groups(const problem *p) {
 #if defined(__AMX_INT8__)
-    tile_layout others; /* libraries that use tiles on this thread may count on their own layout */
+    tile_layout others; /* libraries that use tiles on this thread may rely on their own layout */
     if (p->path == AMX) _tile_storeconfig(&others), lay_out_tiles();
 #endif
     for (int64_t origin = 0; origin < p->images; origin += p->group)
@@ -422,8 +422,8 @@ static void convolve_groups(const problem *p) {
 #endif
 }
 
-/* Of `lines` rows, one in so many is sampled: a step that shares no divisor with the height finds the rows at all
-   heights of a picture. */
+/* Sampling step for `lines` rows: a step coprime to the height samples rows at all heights of an
+   image. */
 static int64_t sample_step(int64_t lines, int64_t height) {
     int64_t step = lines / SAMPLED + 1;
     while (common_divisor(step, height) > 1) step++;
@@ -431,12 +431,12 @@ static int64_t sample_step(int64_t lines, int64_t height) {
 }
 
 static int32_t count_line(const float *x, int64_t n) {
-    int32_t count = 0; /* as wide as what it counts, for vectors */
+    int32_t count = 0; /* as wide as the values counted, for vectorisation */
     for (int64_t i = 0; i < n; i++) count += x[i] != 0;
     return count;
 }
 
-/* Whether fewer than the share `least_density` of x, the `lines` rows of pictures of `height` rows, are not zero, by a
+/* Whether less than the share `least_density` of x (`lines` rows of images with `height` rows) is nonzero, judged by a
    sample of the rows. */
 PUBLIC int exact_is_sparse(const float *x, int64_t lines, int64_t length, int64_t height, double least_density) {
     int64_t seen = 0, count = 0;
@@ -445,7 +445,7 @@ PUBLIC int exact_is_sparse(const float *x, int64_t lines, int64_t length, int64_
     return (double)count < least_density * (double)seen;
 }
 
-/* Leaves y as it is unless p->status becomes DONE. */
+/* Leaves y unchanged unless p->status becomes DONE. */
 PUBLIC void exact_conv2d(problem *p) {
     int64_t lines = p->images * p->height, length = p->width * p->channels, wrong = 0;
     int threads = (int)p->threads;
@@ -460,7 +460,7 @@ PUBLIC void exact_conv2d(problem *p) {
     }
 }
 
-/* Writes which paths this CPU has and the system permits, and which it has but are refused: tiles need permission. */
+/* Writes which of this CPU's paths the system permits, and which it denies: tiles need permission. */
 PUBLIC void exact_paths(int64_t *found, int64_t *refused) {
     *found = *refused = 0;
 #if defined(__AVX512VNNI__)

@@ -10,21 +10,21 @@
 #ifndef REAL
 #define REAL float
 #endif
-#define LANES 16 /* windows a pooling block; four membranes each */
-#define BLOCK 16 /* membranes a block without pooling: a line of floats of each step; wider ones were slower */
+#define LANES 16 /* windows per pooling block, with four membranes each */
+#define BLOCK 16 /* membranes per block without pooling: a cache line of floats per step; wider blocks were slower */
 #define LINE ((int64_t)(64 / sizeof(REAL)))
 
 typedef struct {
     REAL decay, gain, threshold;
 } neuron;
 
-/* T, and the distance of two time steps in the current and in the output, in elements; `from` is 0 where one current
-   is read at all of them */
+/* T, and the stride of a time step in the current and in the output, in elements; `from` is 0 if all steps read the
+   same current */
 typedef struct {
     int64_t steps, from, to;
 } walk;
 
-/* what becomes of a membrane that has fired; one that is SILENCED never fires again */
+/* what happens to a membrane after it fires; a SILENCED one never fires again */
 enum reset { TO_ZERO, BY_THRESHOLD, SILENCED };
 
 INLINE REAL fire(REAL *v, REAL current, neuron p, enum reset reset) {
@@ -35,8 +35,8 @@ INLINE REAL fire(REAL *v, REAL current, neuron p, enum reset reset) {
     return fired ? (REAL)1 : (REAL)0;
 }
 
-/* Starts loads that a later block needs: T steps are as many streams, too many for a CPU to foresee. Into the second
-   level, because the streams lie a power of two apart and would throw each other out of the first. */
+/* Prefetches for a later block: T steps are T streams, too many for a CPU's prefetcher. Into the second-level cache,
+   because the streams are a power of two apart and would evict each other from the first. */
 INLINE void fetch(const REAL *current, int64_t n) {
     for (int64_t i = 0; i < n; i += LINE) __builtin_prefetch(current + i, 0, 2);
 }
@@ -69,14 +69,14 @@ PUBLIC void lif(
     else spike_blocks(current, spikes, w, n, p, TO_ZERO, threads);
 }
 
-/* A row of `n` windows: channels last the channels of a pooled pixel, else the pooled line of a channel. `pitch` lies
-   between the corners of two windows, `right` and `below` between a corner and its neighbours, `ahead` between a corner
-   and that of a row worth fetching. */
+/* A row of `n` windows: with channels last, the channels of a pooled pixel, else the pooled line of a channel. `pitch`
+   is the distance between the corners of two windows, `right` and `below` from a corner to its neighbours, and `ahead`
+   to the corner of a row to prefetch. */
 typedef struct {
     int64_t n, pitch, right, below, ahead;
 } row;
 
-/* the output holds counts (uint8_t) or means (REAL) */
+/* the output contains counts (uint8_t) or means (REAL) */
 INLINE void put(void *pooled, int64_t i, REAL count, int counts) {
     if (counts) ((uint8_t *)pooled)[i] = (uint8_t)count;
     else ((REAL *)pooled)[i] = count * (REAL)0.25;
@@ -106,7 +106,7 @@ INLINE void pool_block(
     }
 }
 
-/* the last block of a row overlaps the one before, where it would be ragged: it writes the same again */
+/* a ragged last block of a row overlaps the previous one instead, and rewrites the same values */
 INLINE void pool_blocks(
     const REAL *current, void *pooled, int64_t at, walk w, row r, neuron p, int lanes, enum reset reset, int counts) {
     for (int64_t i = 0; i < r.n; i += lanes) {
@@ -138,8 +138,8 @@ static void pool_any(
     else pool_layout(current, pooled, at, w, first, p, reset, counts);
 }
 
-/* current (T, B, C, H, W) or (B, C, H, W), pooled (T, B, C, H/2, W/2); channels last both lie as (..., H, W, C); there
-   are no counts of SILENCED neurons */
+/* current (T, B, C, H, W) or (B, C, H, W), pooled (T, B, C, H/2, W/2); with channels last both are (..., H, W, C) in
+   memory; SILENCED neurons have no counts */
 PUBLIC void lif_pool(
     const REAL *current, void *pooled, int64_t steps, int64_t step, int64_t batch, int64_t channels, int64_t height,
     int64_t width, int channels_last, double decay, double gain, double threshold, enum reset reset, int counts,
@@ -161,8 +161,8 @@ PUBLIC void lif_pool(
             }
 }
 
-/* LANES channels of a window. What their steps bring is kept, since later ones add it up; `divisors` has those of each
-   step, and an end after each. */
+/* LANES channels of a window. The charges of their steps are kept, because later steps add them up; `divisors` lists
+   each step's divisors, each list followed by an end. */
 INLINE void pool_periods(
     const REAL *current, const REAL *bias, REAL *pooled, walk w, row r, neuron p, const int64_t *divisors) {
     REAL v[4][LANES] = {0}, kept[w.steps][4][LANES];
@@ -187,9 +187,9 @@ INLINE void pool_periods(
     }
 }
 
-/* Neurons that receive bias (channels,) + current[d - 1] for each d that divides their step t = 1 .. steps. `current` is
-   (steps, batch, height, width, channels), `pooled` (steps, batch, height / 2, width / 2, channels); `divisors` has those
-   of each step, and a 0 after each. */
+/* Neurons that receive bias (channels,) + current[d - 1] for each d that divides their step t = 1 .. steps. `current`
+   is (steps, batch, height, width, channels), `pooled` (steps, batch, height / 2, width / 2, channels); `divisors` lists
+   each step's divisors, each list followed by a 0. */
 typedef struct {
     const REAL *bias;
     REAL *pooled;
@@ -198,7 +198,7 @@ typedef struct {
     double decay, gain, threshold;
 } periods;
 
-/* Pools two lines of currents, `n` channels from `channel` on, LANES or more; `at` counts the lines that pooled has. */
+/* Pools two lines of currents, `n` channels (at least LANES) from `channel` on; `at` counts the lines in pooled. */
 INLINE void pool_line(const periods *l, const REAL *current, walk w, row r, int64_t n, int64_t channel, int64_t at) {
     neuron p = {(REAL)l->decay, (REAL)l->gain, (REAL)l->threshold};
     for (int64_t j = 0; j < l->width / 2; j++) {
@@ -215,7 +215,7 @@ static int64_t pooled_step(const periods *l) {
     return l->batch * (l->height / 2) * (l->width / 2) * l->channels;
 }
 
-/* channels are LANES or more */
+/* at least LANES channels */
 PUBLIC void lif_pool_periods(const periods *l, const REAL *current, int threads) {
     int64_t line = l->width * l->channels, lines = l->height / 2;
     row r = {.right = l->channels, .below = line, .ahead = 2 * LANES};
@@ -227,7 +227,7 @@ PUBLIC void lif_pool_periods(const periods *l, const REAL *current, int threads)
     }
 }
 
-/* For spike_conv2d_lines: what it reads is (steps, 2, width, n) of the channels from `channel` on. */
+/* For spike_conv2d_lines: its input is (steps, 2, width, n) for the channels from `channel` on. */
 PUBLIC void lif_pool_line(const periods *l, const REAL *lines, int64_t n, int64_t channel, int64_t at) {
     row r = {.right = n, .below = l->width * n, .ahead = 2 * LANES};
     pool_line(l, lines, (walk){l->steps, 2 * l->width * n, pooled_step(l)}, r, n, channel, at);

@@ -1,18 +1,18 @@
-/* Products with a packed weight, y = x W^T: a tile of rows and outputs stays in registers while the inner dimension goes
-   by, and a panel of the weight, which lies in the order in which it is read, serves all rows before the next one. */
+/* Products with a packed weight, y = x W^T: a tile of rows and outputs stays in registers over the inner dimension,
+   and a panel of the weight, stored in the order in which it is read, is used for all rows before the next one. */
 
 #include "../rows.h"
 
-#if defined __AVX512F__ || defined __aarch64__ /* 32 registers hold the sums, a step of the panel and a number of x */
+#if defined __AVX512F__ || defined __aarch64__ /* 32 registers fit the sums, a step of the panel and a number of x */
 #define ROWS 8
 #else
 #define ROWS 4
 #endif
 #define VECTORS 3
-#define PANEL (VECTORS * LANES) /* outputs of a panel; the last one may have fewer vectors */
-#define WIDEST 16               /* the packed outputs are a multiple of it, whatever LANES is */
+#define PANEL (VECTORS * LANES) /* outputs per panel; the last panel may have fewer vectors */
+#define WIDEST 16               /* the packed outputs are a multiple of this for any LANES */
 
-/* A step of the inner dimension is one number or, of bfloat16, the two that an instruction multiplies and adds:
+/* A step of the inner dimension is one number or, in bfloat16, the two that an instruction multiplies and adds:
    its inner dimension is even. */
 #ifdef BF16
 #define STEP 2
@@ -23,8 +23,8 @@ typedef lanes step;
 #endif
 typedef step unaligned_step __attribute__((aligned(4), may_alias));
 
-/* x (groups, rows, inner) and y (groups, rows, outer), the last dimension without gaps; packed (groups, panels, steps,
-   outputs of the panel, STEP). Distances are in elements. */
+/* x (groups, rows, inner) and y (groups, rows, outer), with a contiguous last dimension; packed (groups, panels, steps,
+   outputs of the panel, STEP). Strides are in elements. */
 typedef struct {
     const number *x;
     int64_t x_group, x_row;
@@ -67,7 +67,7 @@ INLINE lanes added(lanes sum, step x, step weight) {
 #endif
 }
 
-/* Add to the sums what step i of the inner dimension makes. */
+/* Adds the products of step i of the inner dimension to the sums. */
 INLINE void advance(lanes (*sum)[VECTORS], const number *const *x, const number *weight, int64_t i, int64_t vectors) {
     step w[VECTORS];
     const number *at = weight + i * vectors * LANES * STEP;
@@ -97,7 +97,7 @@ INLINE void multiply(
     }
 }
 
-/* A tile of ROWS rows, the last of which may stand for several, and of the outputs [first, + vectors LANES). */
+/* A tile of ROWS rows, the last of which may repeat, and of the outputs [first, + vectors LANES). */
 static void multiply_tile(const problem *p, int64_t group, int64_t row, int64_t first) {
     const number *x[ROWS], *weight = p->packed + group * size_of_a_group(p->inner, p->outer);
     number *y[ROWS];
@@ -123,7 +123,7 @@ PUBLIC void packed_linear(const problem *p) {
             for (int64_t row = 0; row < p->rows; row += ROWS) multiply_tile(p, group, row, first);
 }
 
-/* Pack a weight (groups, outer, inner) without gaps; what it has not is 0. */
+/* Packs a contiguous weight (groups, outer, inner), padded with zeros. */
 PUBLIC void pack(const number *weight, number *packed, int64_t groups, int64_t outer, int64_t inner) {
     memset(packed, 0, (size_t)(groups * size_of_a_group(inner, outer)) * sizeof *packed);
     for (int64_t group = 0; group < groups; group++)

@@ -1,8 +1,8 @@
-/* The selective scan, serial in tokens: a task owns the states of a few blocks of channels of one image and walks the
-   sequence tile by tile, so that what comes in is read and y is written once for every 16 states.
+/* The selective scan, serial in tokens: a task owns the states of a few channel blocks of one image and processes the
+   sequence tile by tile, so that inputs are read and y is written once per 16 states.
 
-   A direction that runs in reverse reads its tokens from the last to the first; nothing is flipped. Where the directions
-   are summed, one task does both, and the second finds what the first wrote in its own core's cache. */
+   A reverse direction reads its tokens from the last to the first; nothing is flipped. If the directions
+   are summed, one task runs both, and the second finds the first one's output in its own core's cache. */
 
 #include <math.h>
 #include <omp.h>
@@ -11,30 +11,30 @@
 
 #include "../rows.h"
 
-#define BLOCKS 4   /* of a task, at most: they share what a token has for all channels */
-#define STATES 16  /* that a pass carries; more are summed up in further passes */
-#define RANKS 64   /* columns of the projection that a pass keeps at hand; more are gathered for every group */
-#define TILE 16    /* tokens between reading and writing: their inputs stay in the first-level cache */
-#define GROUP 4    /* tokens whose step sizes are projected side by side, since a sum alone waits for itself */
-#define TOGETHER 4 /* states that advance side by side, by one form of 2^x */
+#define BLOCKS 4   /* maximum blocks per task: they share a token's inputs for all channels */
+#define STATES 16  /* states per pass; more are summed in further passes */
+#define RANKS 64   /* columns of the projection kept per pass; more are gathered for every group */
+#define TILE 16    /* tokens per tile: their inputs stay in the first-level cache */
+#define GROUP 4    /* tokens whose step sizes are projected together, because a single sum would wait for itself */
+#define TOGETHER 4 /* states that advance together, using one form of 2^x */
 
-/* (directions, images, length, n), the last dimension without gaps; distances in elements, `at` null where absent */
+/* (directions, images, length, n), with a contiguous last dimension; strides in elements, `at` null if absent */
 typedef struct {
     const number *at;
     int64_t direction, image, token;
 } tokens;
 
-/* (directions, channels, n) or null; distances in elements */
+/* (directions, channels, n) or null; strides in elements */
 typedef struct {
     const float *at;
     int64_t direction, channel, column;
 } parameter;
 
-/* `steps` is delta (n = channels), or with a `weight` what it projects to delta (n = rank). weight (n = rank) or null,
-   A (n = states), D and bias (directions, channels) without gaps or null; y (directions, images, length, channels), or
-   (images, length, channels) of the sum over directions, which then read the same z. `reverse` is that of the first
-   direction, a second one runs the other way. In bfloat16, `sums` (threads, length, BLOCKS, CHANNELS) is for what of a
-   y is not all of it yet. */
+/* `steps` is delta (n = channels) or, with a `weight`, its input for projecting delta (n = rank). weight (n = rank) or
+   null, A (n = states), D and bias (directions, channels) contiguous or null; y (directions, images, length, channels),
+   or (images, length, channels) for the sum over directions, which then read the same z. `reverse` is for the first
+   direction, a second one runs the other way. In bfloat16, `sums` (threads, length, BLOCKS, CHANNELS) holds partial
+   sums of y. */
 typedef struct {
     tokens u, steps, B, C, z;
     parameter weight, A;
@@ -44,55 +44,55 @@ typedef struct {
     int64_t directions, images, length, channels, rank, states, softplus, reverse, summed, threads;
 } problem;
 
-/* One walk over the sequence: `blocks` blocks of channels, the first from `channel` on, and states [first, + count).
-   `sums` are those of its thread. */
+/* One pass over the sequence: `blocks` blocks of channels, the first from `channel` on, and states [first, + count).
+   `sums` belongs to its thread. */
 typedef struct {
     int64_t direction, image, channel, blocks, first, count;
     float *sums;
 } pass;
 
-/* Rows of the sequence and where those of the pass begin; a row beyond `rows` is the last one again. */
+/* Rows of the sequence and where the pass begins; rows beyond `rows` repeat the last one. */
 typedef struct {
     int64_t rows, token[TILE];
     const number *u[TILE], *z[TILE];
     number *y[TILE];
 } tile;
 
-/* What the channels of a block keep on their way. */
+/* What a block's channels keep from token to token. */
 typedef struct {
     row rate[STATES], h[STATES]; /* A log2(e), and the states */
     row D, bias;
-    float reach[STATES / TOGETHER]; /* max -rate of some states over all channels, infinity if one of them grows */
+    float reach[STATES / TOGETHER]; /* max -rate of several states over all channels, infinity if any of them grows */
     row weight[RANKS];
 } block;
 
 typedef struct {
     block blocks[BLOCKS];
     row u[TILE], delta[TILE], x[TILE], y[TILE]; /* of one block; x = delta u */
-    row B[TILE], C[TILE];                       /* a number of every state */
+    row B[TILE], C[TILE];                       /* one number per state */
     const float *low[TILE];                     /* columns of the projection, up to RANKS */
     float room[TILE][RANKS];
 } workspace;
 
-#define REACH 125.0f /* 2^x needs no clamp for |x| below it */
+#define REACH 125.0f /* 2^x needs no clamp for |x| below this */
 
-/* Zen adds and multiplies in different units: a sum beside a product is free. Its AVX2 code gains nothing from that. */
+/* Zen adds and multiplies in different units: a sum alongside a product is free. Its AVX2 code does not benefit. */
 #if defined __AVX512F__ && (defined __znver3__ || defined __znver4__ || defined __znver5__)
 #define ADDERS
 #endif
 
 #ifdef __AVX512DQ__
-/* 2^x; instructions for fraction and exponent, which take any x */
+/* 2^x, using instructions for fraction and exponent, which accept any x */
 INLINE lanes exp2_of(lanes x, int wild) {
     (void)wild;
     lanes rest = (lanes)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     return (lanes)_mm512_scalef_ps((__m512)near_power(rest), (__m512)(x - rest));
 }
 #else
-/* 2^x; `wild` says that |x| may reach REACH: the ends of the clamp are as good as 0 and infinity in what follows */
+/* 2^x; `wild` is set if |x| may reach REACH: the ends of the clamp then serve as 0 and infinity */
 INLINE lanes exp2_of(lanes x, int wild) {
     if (wild) {
-        x = chosen(x < -126.0f, every(-126.0f), x); /* a NaN stays */
+        x = chosen(x < -126.0f, every(-126.0f), x); /* keeps NaN */
         x = chosen(x > 127.0f, every(127.0f), x);
     }
     lanes shifted = x + ROUND;
@@ -100,13 +100,13 @@ INLINE lanes exp2_of(lanes x, int wild) {
 }
 #endif
 
-/* How 2^x is computed of the exponents of a tile: for -span[how] <= x <= 0 by polynomials in x unit[how], else of any
-   x, clamped where it is wild. */
+/* How 2^x is computed for a tile's exponents: for -span[how] <= x <= 0 by polynomials in x unit[how], else for any
+   x, clamped if it is wild. */
 typedef enum { NEAR, FAR, FARTHER, ANY, WILD } form;
 
 #ifdef ADDERS
 /* Knuth's adapted coefficients, in the unit that makes the leading one 1: as few products at degrees 5 and 7 as
-   Horner's rule has at 3 and 4. To 4e-7 of the distance from 1; for bfloat16, at degrees 3 and 5, to 2e-4. */
+   Horner's rule at 3 and 4. The error relative to the distance from 1 is 4e-7; for bfloat16, at degrees 3 and 5, 2e-4. */
 #ifdef BF16
 static const float span[] = {0.75f, 3.3f, 6.6f}, unit[] = {3.57624126e-1f, 2.20869564e-1f, 1.10434782e-1f};
 #else
@@ -157,7 +157,7 @@ INLINE lanes decay(lanes x, form how) {
     return how == FARTHER ? p * p : p;
 }
 
-/* max(x, 0) + log(1 + e^-|x|), the logarithm as e times a polynomial: a division would take as long as all of it */
+/* max(x, 0) + log(1 + e^-|x|), the logarithm as e times a polynomial: a single division would take as long */
 INLINE lanes softplus_of(lanes x) {
     lanes e = exp_of(exponent_of(x));
 #ifdef BF16
@@ -186,7 +186,7 @@ INLINE float largest_of(const row *all) {
 #endif
 }
 
-/* `count` numbers as floats: where they lie, or at `to`. */
+/* `count` numbers as floats: in place, or copied to `to`. */
 INLINE const float *floats(float *to, const number *from, int64_t count) {
 #ifdef BF16
     for (int64_t i = 0; i < count; i++) {
@@ -208,7 +208,7 @@ INLINE int64_t width_of(const problem *p, const pass *k, int64_t i) {
     return left < CHANNELS ? left : CHANNELS;
 }
 
-/* Columns [first, + count) of a parameter, of block i; what lies beyond a narrow block stays. */
+/* Columns [first, + count) of a parameter for block i; entries beyond a narrow block are unchanged. */
 static void read_columns(
     row *to, const problem *p, const pass *k, int64_t i, parameter of, int64_t first, int64_t count) {
     int64_t width = width_of(p, k, i);
@@ -222,7 +222,7 @@ static void read_columns(
     }
 }
 
-/* Make the rates of what was read of A, and say how fast they are. */
+/* Computes the rates from A, and how fast they are. */
 static void read_rates(block *b) {
     for (int64_t n = 0; n < STATES; n += TOGETHER) {
         row reach = {0};
@@ -249,7 +249,7 @@ static void begin(workspace *w, const problem *p, const pass *k) {
     }
 }
 
-/* Read what a tile has for all channels. */
+/* Reads a tile's inputs for all channels. */
 static void read_shared(workspace *w, const problem *p, const pass *k, const tile *at) {
     const number *B = token_of(&p->B, k, 0) + k->first, *C = token_of(&p->C, k, 0) + k->first;
     const number *steps = token_of(&p->steps, k, 0);
@@ -269,7 +269,7 @@ INLINE void project(row *delta, const row *weight, const float *const *low, int6
             for (int64_t i = 0; i < PARTS; i++) delta[r].part[i] += low[r][n] * weight[n].part[i];
 }
 
-/* Add to some deltas what the columns beyond RANKS make of the tokens. */
+/* Adds the contribution of the columns beyond RANKS to several deltas. */
 static void project_rest(row *delta, const problem *p, const pass *k, int64_t i, const int64_t *token) {
     for (int64_t n = RANKS; n < p->rank; n++) {
         float room[GROUP];
@@ -281,7 +281,7 @@ static void project_rest(row *delta, const problem *p, const pass *k, int64_t i,
     }
 }
 
-/* Set delta of the tile to the step sizes of block i before their softplus. */
+/* Sets the tile's delta to the step sizes of block i before softplus. */
 static void read_steps(workspace *w, const problem *p, const pass *k, int64_t i, const tile *at) {
     const block *b = &w->blocks[i];
     for (int64_t start = 0; start < TILE; start += GROUP) {
@@ -314,12 +314,12 @@ static tile tile_of(const problem *p, const pass *k, int64_t start, int64_t back
     return at;
 }
 
-/* Does this walk make a y all of it? */
+/* Whether this pass completes y. */
 INLINE int ends(const problem *p, const pass *k) {
     return k->first + k->count == p->states && (!p->summed || k->direction + 1 == p->directions);
 }
 
-/* Bring the lines of block i that rows [first, last) will need near while there is else to do. */
+/* Prefetches the cache lines of block i for rows [first, last). */
 INLINE void fetch(const problem *p, const pass *k, int64_t i, const tile *next, int64_t first, int64_t last) {
     for (int64_t r = first; r < last; r++) {
         __builtin_prefetch(next->u[r] + i * CHANNELS, 0);
@@ -328,7 +328,7 @@ INLINE void fetch(const problem *p, const pass *k, int64_t i, const tile *next, 
     }
 }
 
-/* Make delta, x and a y of 0; returns the longest step, infinity if one is negative. */
+/* Computes delta and x, and sets y to 0; returns the longest step, or infinity if any is negative. */
 INLINE float read_tile(workspace *w, const tile *at, int64_t i, int64_t width, int softplus) {
     row longest = {0};
     for (int64_t r = 0; r < at->rows; r++) {
@@ -345,7 +345,7 @@ INLINE float read_tile(workspace *w, const tile *at, int64_t i, int64_t width, i
     return largest_of(&longest);
 }
 
-/* Let the states [n, + TOGETHER) of a block go through the tile, and add what they show to y. */
+/* Advances the states [n, + TOGETHER) of a block through the tile, and adds their outputs to y. */
 INLINE void advance_by(workspace *w, block *b, int64_t rows, int64_t n, form how) {
     float scale = how > FARTHER ? 1.0f : unit[how];
     for (int64_t i = 0; i < PARTS; i++) {
@@ -382,7 +382,7 @@ static void advance(
     }
 }
 
-/* The unfinished sum of a token: in y, or beside it where y would round it. */
+/* The partial sum of a token: in y, or separate if y would round it. */
 #ifdef BF16
 INLINE float *sum_of(const pass *k, int64_t i, int64_t t) {
     return k->sums + (t * BLOCKS + i) * CHANNELS;
@@ -445,7 +445,7 @@ static void scan_states(const problem *p, const pass *k) {
         read_shared(&w, p, k, &at);
         for (int64_t i = 0; i < k->blocks; i++) {
             int64_t width = width_of(p, k, i);
-            /* a loop that may call memcpy for a narrow row keeps no constant in a register */
+            /* a loop that may call memcpy for a narrow row cannot keep constants in registers */
             if (width == CHANNELS) scan_tile(&w, p, k, i, CHANNELS, &at, &next);
             else scan_tile(&w, p, k, i, width, &at, &next);
         }
@@ -453,7 +453,7 @@ static void scan_states(const problem *p, const pass *k) {
 }
 
 static void scan_direction(const problem *p, pass k) {
-    do { /* also once without states */
+    do { /* once even without states */
         k.count = p->states - k.first < STATES ? p->states - k.first : STATES;
         scan_states(p, &k);
         k.first += STATES;
@@ -464,14 +464,14 @@ static int64_t parts_of(int64_t n, int64_t part) {
     return (n + part - 1) / part;
 }
 
-/* Blocks of a task: many, but two tasks a thread if there can be, and no cache line of two tasks. */
+/* Blocks per task: many, but two tasks per thread if possible, and no cache line shared by tasks. */
 static int64_t blocks_of_a_task(const problem *p, int64_t sequences) {
     int64_t blocks = BLOCKS, least = 64 / (CHANNELS * sizeof(number));
     while (blocks > least && sequences * parts_of(p->channels, blocks * CHANNELS) < 2 * p->threads) blocks--;
     return blocks / least * least;
 }
 
-/* Task i of those with `blocks` blocks, in the image and direction where it lies; no states yet. */
+/* Task i among those with `blocks` blocks, set to its image and direction, without states. */
 static pass task_of(const problem *p, int64_t i, int64_t blocks) {
     int64_t tasks = parts_of(p->channels, blocks * CHANNELS), channel = i % tasks * blocks * CHANNELS;
     int64_t left = parts_of(p->channels - channel, CHANNELS);
@@ -491,7 +491,7 @@ PUBLIC void selective_scan(const problem *p) {
     }
 }
 
-/* y = the step sizes themselves, of a problem with a weight */
+/* y = the step sizes themselves, for a problem with a weight */
 PUBLIC void delta_projection(const problem *p) {
     int64_t sequences = p->directions * p->images, blocks = blocks_of_a_task(p, sequences);
     int64_t tasks = sequences * parts_of(p->channels, blocks * CHANNELS);

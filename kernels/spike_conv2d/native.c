@@ -1,10 +1,10 @@
-/* Convolution over what is not zero. Every row of a picture is written once as a list of its nonzeros; an output pixel
-   then walks, for each row of its window, the part of that list that lies in the window, and adds value * weights for
+/* Convolution over nonzeros. Every row of an image is written once as a list of its nonzeros; for each row of its window,
+   an output pixel then goes through the part of that list within the window, and adds value * weights for
    64 output channels, which stay in registers.
 
-   A nonzero's place in its row, column * channels + channel, minus the window's left edge is also the row of weights
-   that it meets: (window_height, window_width, channels) lie in this order. Where a window hangs over the picture's
-   edge its list is shorter, and nothing is padded. */
+   A nonzero's place in its row, column * channels + channel, minus the window's left edge is also its row of weights,
+   because these are ordered (window_height, window_width, channels). Where a window extends beyond the edge of the
+   image its list is shorter, so that no padding is needed. */
 
 #include <omp.h>
 #include <string.h>
@@ -14,9 +14,9 @@
 
 #include "../common.h"
 
-#define BLOCK 64   /* output channels of a pixel whose sums stay in registers */
-#define PADDED 16  /* weights are filled up to a multiple of so many channels */
-/* floats of a register: compilers keep a longer vector in memory */
+#define BLOCK 64   /* output channels per pixel whose sums stay in registers */
+#define PADDED 16  /* weights are padded to a multiple of this many channels */
+/* floats per register: compilers keep longer vectors in memory */
 #if defined __AVX512F__
 #define LANES 16
 #elif defined __AVX__
@@ -25,10 +25,10 @@
 #define LANES 4
 #endif
 #define VECTORS (BLOCK / LANES)
-#define TILE 128 /* output pixels of a task: for all of them, one row of the window's weights stays in the cache */
+#define TILE 128 /* output pixels per task: one row of the window's weights stays in the cache for all of them */
 #define SMALL_TILE 8
 #define CACHE_LINE 16 /* floats */
-#define FEW 4 /* the share of the weights, one in so many, below which they are not read ahead */
+#define FEW 4 /* weights are prefetched unless fewer than one in this many is used */
 
 typedef float lanes __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float))));
 
@@ -37,9 +37,9 @@ typedef struct {
     float value;
 } nonzero;
 
-/* x (images, height, width, channels) and y (images, out_height, out_width, out_channels) dense; weight as `pack` of
-   native.py makes it; bias (out_channels,) or null. `lists` is scratch for `group` images, for each row: where a
-   column's nonzeros begin, width + 1 numbers, then the nonzeros, width * channels at most. */
+/* x (images, height, width, channels) and y (images, out_height, out_width, out_channels) contiguous; weight from `pack`
+   in native.py; bias (out_channels,) or null. `lists` is scratch for `group` images, for each row: where each
+   column's nonzeros begin, width + 1 numbers, then up to width * channels nonzeros. */
 typedef struct {
     const float *x, *weight, *bias;
     float *y;
@@ -54,7 +54,7 @@ static int64_t *starts_of(const problem *p, int64_t row) {
 
 #ifdef __AVX2__
 #define AT_ONCE 8
-static uint8_t set_bits[256][AT_ONCE]; /* the numbers of a byte's set bits, the lowest first */
+static uint8_t set_bits[256][AT_ONCE]; /* the indices of a byte's set bits, lowest first */
 
 __attribute__((constructor)) static void fill_set_bits(void) {
     for (int byte = 0; byte < 256; byte++)
@@ -62,7 +62,7 @@ __attribute__((constructor)) static void fill_set_bits(void) {
             if (byte >> bit & 1) set_bits[byte][n++] = (uint8_t)bit;
 }
 
-/* Writes the nonzeros of the AT_ONCE values at `place` to the front of as many entries of `list`; returns their number. */
+/* Writes the nonzeros among the AT_ONCE values at `place` to the start of `list`; returns their number. */
 INLINE int64_t list_some(nonzero *list, const float *x, int64_t place) {
     __m256 values = _mm256_loadu_ps(x + place);
     int mask = _mm256_movemask_ps(_mm256_cmp_ps(values, _mm256_setzero_ps(), _CMP_NEQ_UQ));
@@ -76,7 +76,7 @@ INLINE int64_t list_some(nonzero *list, const float *x, int64_t place) {
 }
 #endif
 
-/* NaN is not equal to zero and stays; without a branch, because a spike cannot be foretold */
+/* NaN is not equal to zero and is kept; without a branch, because spikes cannot be predicted */
 static void list_row(const float *restrict x, int64_t *restrict starts, const problem *p) {
     nonzero *restrict list = (nonzero *)(starts + p->width + 1);
     int64_t n = 0, place = 0;
@@ -94,12 +94,12 @@ static void list_row(const float *restrict x, int64_t *restrict starts, const pr
     starts[p->width] = n;
 }
 
-/* where the window of an output pixel begins in its picture, whose first row is `origin` */
+/* where the window of an output pixel begins in its image, whose first row is `origin` */
 typedef struct {
     int64_t origin, top, left;
 } corner;
 
-/* Fills `corners` of `n` output pixels from `first`, numbered over the group's images. */
+/* Fills `corners` for `n` output pixels from `first`, numbered over the group's images. */
 static void find_corners(corner *corners, int64_t first, int64_t n, const problem *p) {
     int64_t column = first % p->out_width, line = first / p->out_width % p->out_height;
     int64_t image = first / p->out_width / p->out_height;
@@ -113,13 +113,13 @@ static void find_corners(corner *corners, int64_t first, int64_t n, const proble
     }
 }
 
-/* the nonzeros in a row of the window of an output pixel, and how far the weights of place 0 are from row 0 of all */
+/* the nonzeros in a row of an output pixel's window, and the offset of the weights for place 0 from row 0 */
 typedef struct {
     const nonzero *list;
     int64_t n, shift;
 } segment;
 
-/* Fills `segments` of row k of the windows of `n` output pixels; returns how many nonzeros they have. */
+/* Fills `segments` for row k of the windows of `n` output pixels; returns their number of nonzeros. */
 static int64_t find_segments(segment *segments, const corner *corners, int64_t n, int64_t k, const problem *p) {
     int64_t count = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -144,8 +144,8 @@ INLINE void walk(lanes *sums, segment s, const float *weight, int vectors) {
     }
 }
 
-/* Reads the weights of row k of the window that some output pixel needs, one after the other: they come from memory
-   faster in this order than in that of the spikes, unless few of them are needed. */
+/* Reads, in sequence, the weights of row k of the window that any output pixel needs: memory is faster in this order
+   than in the order of the spikes, unless few weights are needed. */
 static void fetch_row(const float *weight, int64_t k, const problem *p, int64_t block) {
     int64_t lowest = p->padding - (p->out_height - 1) * p->stride, highest = p->height + p->padding;
     if (k < lowest || k >= highest) return;
@@ -161,7 +161,7 @@ INLINE void emit(float *restrict y, const float *restrict sums, const float *res
     else memcpy(y, sums, (size_t)n * sizeof(float));
 }
 
-/* Convolves `n` output pixels for the channels of a block; `reads_ahead` if no pixel before them needed its weights. */
+/* Convolves `n` output pixels for a block's channels; `reads_ahead` if no earlier pixel has read its weights. */
 INLINE void add_windows(
     lanes (*sums)[VECTORS], const corner *corners, segment *segments, int64_t n, int64_t block, int reads_ahead,
     const problem *p, int vectors) {
@@ -179,7 +179,7 @@ INLINE void add_windows(
     }
 }
 
-/* `n` output pixels from `first` of the group that begins at image `origin`, and the channels of a block */
+/* `n` output pixels from `first` in the group that begins at image `origin`, for a block's channels */
 INLINE void convolve(int64_t origin, int64_t first, int64_t n, int64_t block, const problem *p, int vectors) {
     lanes sums[TILE][VECTORS];
     corner corners[TILE];
@@ -192,7 +192,7 @@ INLINE void convolve(int64_t origin, int64_t first, int64_t n, int64_t block, co
         emit(y + i * p->out_channels, (const float *)sums[i], p->bias ? p->bias + channel : 0, channels);
 }
 
-/* the number of vectors is known in each call: sums in an array of a length of its own would not stay in registers */
+/* the number of vectors is constant in each call: sums in a variable-length array would not stay in registers */
 static void convolve_any(int64_t origin, int64_t first, int64_t n, int64_t block, const problem *p) {
     switch ((at_most(p->out_channels - block * BLOCK, BLOCK) + PADDED - 1) / PADDED) {
     case 1: convolve(origin, first, n, block, p, 1 * PADDED / LANES); break;
@@ -220,7 +220,7 @@ PUBLIC void spike_conv2d(const problem *p) {
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < images * p->height; i++)
             list_row(p->x + (origin * p->height + i) * row, starts_of(p, i), p);
-        /* block by block: a thread reads its part of the weights for all pixels before the next part */
+        /* block by block: a thread uses its part of the weights for all pixels before the next part */
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < blocks * tiles; task++) {
             int64_t first = task % tiles * tile;
@@ -229,11 +229,11 @@ PUBLIC void spike_conv2d(const problem *p) {
     }
 }
 
-/* What reads `n` channels, from `channel` on, of two lines of a picture at all steps, (steps, 2, out_width, n), and pools
-   them to line `at` of all: the neurons of another library. */
+/* Reads `n` channels, from `channel` on, of two lines of an image at all steps, (steps, 2, out_width, n), and pools
+   them to line `at` of all: the neurons in another library. */
 typedef void reader(const void *neurons, const float *lines, int64_t n, int64_t channel, int64_t at);
 
-/* A task: two lines of one picture at all steps, numbered from the group's first, for the channels of a block. */
+/* A task: two lines of one image at all steps, numbered from the group's first, for the channels of a block. */
 static void convolve_lines(
     lanes (*sums)[VECTORS], int64_t steps, int64_t first, int64_t image, int64_t line, int64_t block, const problem *p) {
     int64_t n = steps * 2 * p->out_width;
@@ -247,8 +247,8 @@ static void convolve_lines(
     add_windows(sums, corners, segments, n, block, first + image + line == 0, p, VECTORS);
 }
 
-/* x is (steps, images, height, width, channels), the output that of `read`; out_channels is a multiple of BLOCK.
-   `scratch` has `room` bytes a thread, for the sums, corners and segments of a task. */
+/* x is (steps, images, height, width, channels), and `read` writes the output; out_channels is a multiple of BLOCK.
+   `scratch` has `room` bytes per thread, for the sums, corners and segments of a task. */
 PUBLIC void spike_conv2d_lines(
     const problem *p, int64_t steps, reader *read, const void *neurons, char *scratch, int64_t room) {
     int64_t row = p->width * p->channels, blocks = p->out_channels / BLOCK, lines = p->out_height / 2;

@@ -1,5 +1,5 @@
-/* ST-BIF over all time steps and the max pool of running sums, forwards and backwards: state stays in the cache while t
-   runs.
+/* ST-BIF over all time steps and the max pool of running sums, forwards and backwards: the state stays in the cache over
+   all steps.
 
    REAL is the state's type, float or double; the caller compiles the file for each. */
 
@@ -14,26 +14,26 @@
 #ifndef REAL
 #define REAL float
 #endif
-#define TILE 64              /* neurons a tile: few, so that its rows of all steps share the cache */
-#define AHEAD (2 * TILE)     /* neurons between a tile and one worth fetching */
+#define TILE 64              /* neurons per tile: few, so that its rows for all steps fit in the cache */
+#define AHEAD (2 * TILE)     /* prefetch distance in neurons */
 #define LINE ((int64_t)(64 / sizeof(REAL)))
-#define LANES 64             /* channels a pooling tile */
-#define WORTH_A_THREAD 16384 /* below so many elements a step, waking a thread costs more than it saves */
-#define FRESH (32 << 20)     /* bytes from which on malloc takes new pages from the kernel in every call */
+#define LANES 64             /* channels per pooling tile */
+#define WORTH_A_THREAD 16384 /* with fewer elements per step, waking a thread costs more than it saves */
+#define FRESH (32 << 20)     /* bytes above which malloc gets new pages from the kernel in every call */
 
-/* What a step adds to the membrane: current + bias[channel] + residual. A bias lies on `run` neighbours, then comes the
-   next of `channels`. Null pointers are left out. */
+/* What a step adds to the membrane: current + bias[channel] + residual. A bias applies to `run` neighbours, then the
+   next of `channels` follows. Null pointers are left out. */
 typedef struct {
     const REAL *current, *bias, *residual;
     int64_t steps, n, channels, run;
 } charge;
 
-/* the tracer and its bounds are REALs, so that every lane of the loops has one width */
+/* the tracer and its bounds are REALs, so that all lanes of the loops have the same width */
 typedef struct {
     REAL s, pos_max, neg_min;
 } neuron;
 
-/* Ask for large pages where they are new: thousands of page faults would cost more than the kernel itself. */
+/* Requests huge pages for new memory: thousands of page faults would cost more than the kernel itself. */
 static void expect_writes(void *start, int64_t bytes) {
 #ifdef MADV_HUGEPAGE
     uintptr_t page = 4096, first = ((uintptr_t)start + page - 1) / page * page;
@@ -41,7 +41,7 @@ static void expect_writes(void *start, int64_t bytes) {
 #endif
 }
 
-/* Return the bias of `n` neurons from `first` on: in place where they lie side by side, else written to `row`. */
+/* Returns the bias of `n` neurons from `first` on: in place if contiguous, else written to `row`. */
 static const REAL *bias_row(REAL *restrict row, const charge *c, int64_t t, int64_t first, int64_t n) {
     const REAL *bias = c->bias + t * c->channels;
     int64_t channel = first / c->run % c->channels;
@@ -57,7 +57,7 @@ static const REAL *bias_row(REAL *restrict row, const charge *c, int64_t t, int6
     return row;
 }
 
-/* How the biases of a tile's neurons lie: there are none, all have one, or they are a row. */
+/* The biases of a tile's neurons: none, one for all, or a row. */
 enum biases { NO_BIAS, ONE_BIAS, BIAS_ROW };
 
 static enum biases biases_of(const charge *c, int64_t first, int64_t n) {
@@ -65,21 +65,21 @@ static enum biases biases_of(const charge *c, int64_t first, int64_t n) {
     return first % c->run + n <= c->run ? ONE_BIAS : BIAS_ROW;
 }
 
-/* x = current + bias + residual; a caller that passes literals has what is not there compiled out */
+/* x = current + bias + residual; absent terms are compiled out if the caller passes literals */
 INLINE REAL charge_of(const REAL *current, const REAL *bias, enum biases biases, const REAL *residual, int64_t i) {
     REAL x = current[i];
     if (biases) x += bias[biases == ONE_BIAS ? 0 : i];
     return residual ? x + residual[i] : x;
 }
 
-/* With k inside its bounds, the two gated comparisons are one clamp. */
+/* With k within its bounds, the two gated comparisons are one clamp. */
 INLINE REAL next_tracer(REAL charged, REAL k, neuron p) {
     REAL next = k + (charged >= p.s ? (REAL)1 : (REAL)0) - (charged < 0 ? (REAL)1 : (REAL)0);
     next = next < p.neg_min ? p.neg_min : next;
     return next > p.pos_max ? p.pos_max : next;
 }
 
-/* One step of a tile, to codes or values; membranes and tracers before the spike go to `trace` where it is given. */
+/* One step of a tile, to codes or values; membranes and tracers before the spike go to `trace`, if given. */
 INLINE void fire(
     REAL *restrict v, REAL *restrict k, const REAL *restrict current, const REAL *restrict bias, enum biases biases,
     const REAL *restrict residual, int8_t *restrict codes, REAL *restrict values, REAL *restrict trace, int64_t n,
@@ -96,8 +96,8 @@ INLINE void fire(
     }
 }
 
-/* Starts loads that a later tile needs: T steps of two tensors are more streams than a CPU foresees. Into the second
-   level, because they lie a power of two apart and would throw each other out of the first. */
+/* Prefetches for a later tile: T steps of two tensors are too many streams for a CPU's prefetcher. Into the second-level
+   cache, because they are a power of two apart and would evict each other from the first. */
 INLINE void fetch(const REAL *from, int64_t n) {
     for (int64_t i = 0; i < n; i += LINE) __builtin_prefetch(from + i, 0, 2);
 }
@@ -120,7 +120,7 @@ INLINE void fire_steps(
     }
 }
 
-/* A loop of its own for each pair of terms: what it tests is known, and state stays in registers where n is too. */
+/* A separate loop for each pair of terms: its conditions are constant, and with constant n state stays in registers. */
 INLINE void fire_tile(const charge *c, int64_t first, int64_t n, int8_t *codes, REAL *values, REAL *trace, neuron p) {
     enum biases biases = biases_of(c, first, n);
     if (biases == BIAS_ROW && c->residual) fire_steps(c, first, n, codes, values, trace, p, BIAS_ROW, 1);
@@ -151,7 +151,7 @@ PUBLIC void stbif(
 #define LOG2_E (REAL)1.44269504088896341
 #define ROUND 12582912.0f /* x + ROUND has round(x) in its low bits */
 
-/* e^x for x <= 0; what would be below 2^-125 is as good as 0 here */
+/* e^x for x <= 0; results below 2^-125 serve as 0 here */
 INLINE REAL exp_of(REAL x) {
     if (sizeof(REAL) == sizeof(double)) return (REAL)exp(x);
     float scaled = (float)(x * LOG2_E) < -125 ? -125 : (float)(x * LOG2_E);
@@ -189,7 +189,7 @@ INLINE void unfire(
     }
 }
 
-/* Fire once more, keeping `trace` (steps, 2, TILE), and walk it back; returns the gradient of the threshold. */
+/* Recomputes the spikes with `trace` (steps, 2, TILE), then goes backwards; returns the threshold's gradient. */
 static double unspike_tile(
     const charge *c, int64_t first, const REAL *grad, REAL *to_charge, REAL *trace, neuron p) {
     REAL carried[TILE] = {0}, to_s[TILE] = {0};
@@ -205,7 +205,7 @@ static double unspike_tile(
     return sum;
 }
 
-/* grad and to_charge (T, n); `traces` (threads, T, 2, TILE) is scratch; to_threshold has an element a tile */
+/* grad and to_charge (T, n); `traces` (threads, T, 2, TILE) is scratch; to_threshold has an element per tile */
 PUBLIC void stbif_backward(
     const REAL *grad, const REAL *current, const REAL *bias, const REAL *residual, REAL *to_charge, REAL *traces,
     double *to_threshold, int64_t steps, int64_t n, int64_t channels, int64_t run, const REAL *threshold,
@@ -220,7 +220,7 @@ PUBLIC void stbif_backward(
     }
 }
 
-/* Pictures (height, width, channels) and square windows; `sums` and `previous` are one image's state. */
+/* Images (height, width, channels) and square windows; `sums` and `previous` are the state of one image. */
 typedef struct {
     int64_t height, width, channels, kernel, stride, padding, out_height, out_width;
 } pooling;
@@ -254,7 +254,7 @@ static void emit_step(const double *sums, REAL *restrict previous, REAL *restric
         }
 }
 
-/* values (T, B, H, W, C), out (T, B, H', W', C); sums (B, H, W, C) and previous (B, H', W', C) arrive as zeros */
+/* values (T, B, H, W, C), out (T, B, H', W', C); sums (B, H, W, C) and previous (B, H', W', C) are initially zero */
 PUBLIC void max_pool_delta(
     const REAL *values, REAL *out, double *sums, REAL *previous, int64_t steps, int64_t batch, int64_t height,
     int64_t width, int64_t channels, int64_t out_height, int64_t out_width, int64_t kernel, int64_t stride,
@@ -272,7 +272,7 @@ PUBLIC void max_pool_delta(
         }
 }
 
-/* Winners, the pixel of `sums` that a window takes its maximum from: the first one that is the largest. */
+/* Finds each window's winner: the first pixel of `sums` with the window's maximum. */
 static void find_winners(const double *sums, int32_t *restrict winners, int64_t n, const pooling *p) {
     for (int64_t y = 0; y < p->out_height; y++)
         for (int64_t x = 0; x < p->out_width; x++) {
@@ -293,7 +293,7 @@ static void find_winners(const double *sums, int32_t *restrict winners, int64_t 
         }
 }
 
-/* to_values = later + what the winners of a step receive: grad less the later step's, which took the pool away again */
+/* to_values = later + the winners' gradient at a step: grad minus the later step's, which subtracted the pool */
 static void scatter_step(
     const REAL *restrict grad, const REAL *restrict later_grad, const int32_t *restrict winners,
     const REAL *restrict later, REAL *restrict to_values, int64_t n, const pooling *p) {
@@ -307,7 +307,7 @@ static void scatter_step(
         }
 }
 
-/* grad and winners (T, B, H', W', C), values and to_values (T, B, H, W, C); sums (B, H, W, C) arrives as zeros */
+/* grad and winners (T, B, H', W', C), values and to_values (T, B, H, W, C); sums (B, H, W, C) is initially zero */
 PUBLIC void max_pool_delta_backward(
     const REAL *grad, const REAL *values, REAL *to_values, double *sums, int32_t *winners, int64_t steps, int64_t batch,
     int64_t height, int64_t width, int64_t channels, int64_t out_height, int64_t out_width, int64_t kernel,
