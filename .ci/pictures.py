@@ -1,8 +1,7 @@
 """Creates the pictures of README.md and docs: python .ci/pictures.py RECORDS FOLDER.
 
 Table and report show the newest measured record of some cases. The dashboard's pictures show `benchd demo`, which
-measures this machine together with seven simulated boards. Whatever a caption in the docs quotes must be in its
-picture.
+measures this machine together with seven simulated boards. Whatever a caption quotes must be in its picture.
 """
 
 import os

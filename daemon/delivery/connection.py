@@ -251,8 +251,7 @@ class Connection:
         connection: Any = self._client.socket()
         if connection is not None:  # the disconnect is queued after unsent data
             connection.close()
-        # outside a reference cycle, the client closes its socket pair immediately, without waiting for garbage
-        # collection
+        # outside a reference cycle, the client closes its socket pair at once, not when garbage is collected
         client = self._client
         client.on_connect = client.on_disconnect = client.on_message = client.on_publish = client.on_subscribe = None
 

@@ -152,7 +152,7 @@ def _period_s(suite: Suite, now_s: float) -> float:
         return DAY_S
     if isinstance(trigger, Every):
         return min(trigger.period_s, WEEK_S)
-    # a week may contain no start of every fourth day, and a quarter may begin with a busy weekend
+    # a week is too short for starts every fourth day, and a quarter's first starts may fall on a busy weekend
     return min(_gap_s(trigger, now_s, span_s) for span_s in (WEEK_S, QUARTER_S))
 
 

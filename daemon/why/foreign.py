@@ -55,9 +55,7 @@ def read(path: Path) -> Foreign:
     """Return the result in a file; raise UsageError for an unknown tool, truncated or failed output, or two results."""
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise UsageError(
-                f"{path}: larger than 64 MiB, so not a result; give the file that the tool wrote at its end"
-            )
+            raise UsageError(f"{path}: larger than 64 MiB, so not a result; give the tool's final output")
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
