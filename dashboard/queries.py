@@ -341,8 +341,8 @@ def history(store: Store, device_id: str, case_id: str, limit: int) -> list[Resu
 def last_of_each_case(store: Store, since_s: float, limit: int) -> list[Result]:
     """Return the last result, even a failed one, of each case on each device, newest first; no profiles.
 
-    Only for cases measured since `since_s` that their device has not cleared, as it does once they leave its plan;
-    reads no other results.
+    Covers cases measured since `since_s` that their device has not cleared, as it does when they leave its plan; other
+    results are not read.
     """
     mine = RESULT.alias()
     first = select(func.min(mine.c.case_id)).where(mine.c.device_id == DEVICE.c.device_id).scalar_subquery()

@@ -54,8 +54,7 @@ LEAST_SPREAD = 0.002
 class Behind(Struct, frozen=True):
     """The share by which a variant is slower than another: the mean, and the interval that the race relies on.
 
-    Before `FEW` rounds the interval is from the smallest to the largest of any round, then its bounds; it is from
-    `rounds`.
+    Before `FEW` rounds the interval is the range over the rounds, then its bounds; `rounds` is their number.
     """
 
     than: str

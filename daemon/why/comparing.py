@@ -37,7 +37,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     """Why B is slower or faster than A.
 
     `verdict` compares B, made of the packages and settings of both sides, with A; `outside` compares the environments
-    as they are, if only these differ. `layers` divides the change by layer. Each cost is of its differences alone,
+    as they are, if only these differ. `layers` divides the change by layer. Each cost is for its differences alone,
     applied to A. Each of the `alternatives` alone has the same cost. Noise, or mixtures that do not run, hide which of
     the `unresolved` is a cause. `mark` says what disturbed the comparisons.
     """

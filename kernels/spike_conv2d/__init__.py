@@ -45,7 +45,7 @@ def spike_conv2d(
     """Return y (N, O, H', W') in the dtype of x, channels last from "native".
 
     x (N, C, H, W) is fastest channels last; weight (O, C, kh, kw); bias (O,). `packed` is `pack(weight)`, for callers
-    that keep it; without it "native" packs in each call. "native" multiplies nothing by a zero of x, not even an
+    that keep it; without it "native" packs in each call. "native" skips the zeros of x, even those that meet an
     infinite weight; a NaN in x is kept. "torch" is differentiable. Raises TypeError for a tensor that is not floating
     point, ValueError for a wrong shape or a second device, and dispatch.Unavailable if the implementation cannot run
     here: "native" supports neither gradients nor float64, and a GPU only has "torch", because skipping zeros would
