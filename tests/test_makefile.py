@@ -115,7 +115,7 @@ def test_a_jetson_whose_index_does_not_answer_stops_with_the_cure(make, board):
     ended = make("once", f"BOARD={board}", f"JETSON_INDEX={index}")
     assert ended.returncode != 0
     assert "benchd: JetPack 6.1 to 6.2.1\n" in ended.stderr
-    assert f"{index} gave no torch torchvision for this board, or did not answer" in ended.stderr
+    assert f"{index} has no torch torchvision for this board, or did not respond" in ended.stderr
     assert "make once JETSON_INDEX=URL" in ended.stderr
     assert "bench-once" not in ended.stdout
 
