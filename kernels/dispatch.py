@@ -1,4 +1,4 @@
-"""Chooses the implementation of an op by name; each op's folder holds one module per implementation."""
+"""Chooses the implementation of an op by name; each op's folder contains one module per implementation."""
 
 import importlib.util
 import os
@@ -33,7 +33,7 @@ def require_device(op: str, kernel: str, tensor: Tensor) -> None:
 
 
 def require_inference(op: str, kernel: str, *given: Any) -> None:
-    """Raise Unavailable if any tensor of `given` wants a gradient, which `kernel` does not have."""
+    """Raise Unavailable if any tensor of `given` needs a gradient, which `kernel` does not have."""
     if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in given):
         raise Unavailable(
             f"{op}: the {_WORDS[kernel]} kernel has no gradient; use implementation='torch', or torch.no_grad()"
@@ -55,7 +55,7 @@ def state_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def require_floats(op: str, **tensors: Any) -> None:
-    """Raise TypeError unless all tensors are floating point, ValueError unless they are where the first one is."""
+    """Raise TypeError unless all tensors are floating point, ValueError unless they are on the first one's device."""
     first = next(iter(tensors))
     device = tensors[first].device
     for name, tensor in tensors.items():
@@ -68,7 +68,7 @@ def require_floats(op: str, **tensors: Any) -> None:
 def require_convolution(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> None:
     """Raise ValueError unless weight (O, C, kh, kw) and bias (O,) fit x (N, C, H, W)."""
     if x.dim() != 4 or 0 in x.shape[1:]:
-        raise ValueError(f"{op}: x must be (N, C, H, W) with something in each image, not {tuple(x.shape)}")
+        raise ValueError(f"{op}: x must be (N, C, H, W) with nonempty images, not {tuple(x.shape)}")
     if weight.dim() != 4 or weight.shape[1] != x.shape[1] or 0 in weight.shape:
         raise ValueError(f"{op}: weight must be (O, {x.shape[1]}, kh, kw), not {tuple(weight.shape)}")
     if bias is not None and bias.shape != weight.shape[:1]:
@@ -96,7 +96,7 @@ def load_all(package: str) -> None:
     Triton's is included only if its kernels can run, so that a CPU-only machine need not wait for its import.
     """
     for implementation in ("torch", "native"):
-        if importlib.util.find_spec(f"{package}.{IMPLEMENTATIONS[implementation]}"):  # some are for a GPU alone
+        if importlib.util.find_spec(f"{package}.{IMPLEMENTATIONS[implementation]}"):  # some ops only exist for a GPU
             load(package, implementation)
     if torch.cuda.is_available() or INTERPRETED:
         with suppress(Unavailable):  # a missing one is reported when requested
@@ -104,7 +104,7 @@ def load_all(package: str) -> None:
 
 
 def load(package: str, implementation: str) -> None:
-    """Import the module that registers `implementation` with the ops of `package`; Unavailable has the reason."""
+    """Import the module that registers `implementation` with the ops of `package`; raise Unavailable if it fails."""
     name = f"{package}.{IMPLEMENTATIONS[implementation]}"
     if name not in _REFUSED:
         try:

@@ -1,4 +1,4 @@
-"""How a Triton kernel is launched, what it is launched on, and by whom a launch is repeated."""
+"""How Triton kernels are launched, on which GPU, and how a launch is repeated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from benchd.kernels import plan
 from benchd.kernels.plan import Again, Launch
 
-_LETTERS = {"i32": "i", "i64": "l", "fp32": "f"}  # by which torch's launcher knows what Triton calls a number
+_LETTERS = {"i32": "i", "i64": "l", "fp32": "f"}  # letters for Triton's number types in torch's launcher
 
 
 def run(
@@ -29,9 +29,9 @@ def run(
 
 
 def repeated(launch: Launch, places: list[tuple[int, int]], device: torch.device) -> Again:
-    """Return a call that makes the launch again of other memory, given by its addresses, on a stream.
+    """Return a call that repeats the launch with other memory, given by its addresses, on a stream.
 
-    `places` say for each tensor which address it is at, and how far behind.
+    `places` gives, for each tensor, the index of its address and the offset from it.
     """
     function = _by_torch(launch, places) if launches_by_torch(device) else None
     return function or _by_triton(launch, places)
@@ -48,9 +48,9 @@ def _by_triton(launch: Launch, places: list[tuple[int, int]]) -> Again:
 
 
 def _by_torch(launch: Launch, places: list[tuple[int, int]]) -> Again | None:
-    """Return the call by the launcher that torch.compile has for Triton's kernels, None for what it does not take.
+    """Return a call using torch.compile's launcher for Triton kernels, or None if it does not support the launch.
 
-    It costs 2 us where Triton's own, which looks at each argument's type again, costs 12 on the host of an H100.
+    It costs 2 us on the host of an H100, compared with 12 us for Triton's own, which checks each argument's type again.
     """
     compiled, metadata = launch.compiled, launch.compiled.metadata
     scratches = [getattr(metadata, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
@@ -74,7 +74,7 @@ def _by_torch(launch: Launch, places: list[tuple[int, int]]) -> Again | None:
 
 @functools.cache
 def launches_by_torch(device: torch.device) -> bool:
-    """Return whether torch's launcher is there and hands its arguments over as they are, which an answer shows."""
+    """Return whether torch's launcher exists and passes its arguments on correctly, which a test launch shows."""
     x, y = torch.full((3,), 1.5, device=device), torch.zeros(2, dtype=torch.float64, device=device)
     with plan.recording() as now:
         run(_probe_kernel, (1,), (x, None, y), (3, 2**40, 16, 0.25), num_warps=1)
@@ -82,7 +82,7 @@ def launches_by_torch(device: torch.device) -> bool:
         again = cast("Again", _by_torch(now.launches[0], [(0, 4), (0, 0), (1, 8)]))
         with torch.cuda.device_of(x):
             again([x.data_ptr(), y.data_ptr()], current_stream(device.index))
-    except (AttributeError, TypeError, RuntimeError):  # a torch without it, or whose launcher is called otherwise
+    except (AttributeError, TypeError, RuntimeError):  # torch without this launcher, or with a different signature
         return False
     wanted = 1.5 * 0.25 + 3 + 2**40 + 16
     return y.tolist() == [wanted, wanted]
@@ -93,7 +93,7 @@ def _probe_kernel(x: Any, nothing: None, y: Any, small: Any, large: Any, even: A
     tl.store(y, (tl.load(x) * real).to(tl.float64) + small + large + even)
 
 
-# a torch for CPUs alone has neither
+# CPU-only builds of torch have neither
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", abs)
 

@@ -1,7 +1,7 @@
-"""Makes ops of torch, one for the kernels of every device: traced, compiled and profiled by name, and cheap to call.
+"""Creates torch ops, one for the kernels of every device: traced, compiled and profiled by name, and cheap to call.
 
-torch.library.custom_op does the same but adds checks to each call, which at batch 1 cost a tenth of a small kernel's
-time; in the tests opcheck does them.
+torch.library.custom_op does the same, but adds checks to each call that cost a tenth of a small kernel's time at batch
+1; here opcheck runs them in the tests.
 """
 
 import inspect
@@ -23,15 +23,15 @@ Made = TypeVar("Made")
 
 _LIBRARY = torch.library.Library("benchd", "FRAGMENT")
 _TELLS_EXPORTS = TorchVersion(torch.__version__) >= "2.10"
-# Both kernels are one op, whose kernel the tensors' device chooses; but Triton's interpreter reads the CPU tensors that
-# are also the native kernel's, so there it has an overload of its own.
+# Both kernels are one op, whose kernel is chosen by the tensors' device. Triton's interpreter, however, reads CPU
+# tensors like the native kernel, so there it needs its own overload.
 _KEYS = {"native": "CPU", "triton": "CompositeExplicitAutograd" if INTERPRETED else "CUDA"}
 _OVERLOADS = {"native": "default", "triton": "interpreted" if INTERPRETED else "default"}
-_MOST_PLANS = 1000  # of an op: a caller whose shapes or numbers never come again keeps no more
+_MOST_PLANS = 1000  # per op: limits what is kept for a caller whose shapes or numbers never repeat
 
 
 class Op(Generic[Given, Made]):
-    """The op `benchd::name` and its implementations, each a function of one NamedTuple: the op's arguments.
+    """The op `benchd::name` and its implementations, each a function of one NamedTuple, the op's arguments.
 
     Torch's dispatcher chooses the kernel ("native", "triton"); "torch" is a function that compilers trace through.
     op[kernel] is torch's own op.
@@ -57,13 +57,13 @@ class Op(Generic[Given, Made]):
         self._ops = {which: getattr(packet, overload) for which, overload in _OVERLOADS.items()}
 
     def __call__(self, name: str, implementation: str, given: Given, check: Callable[[], None]) -> Made:
-        """Return what `implementation` makes of `given`, whose first argument says where "auto" computes.
+        """Return the result of `implementation` for `given`, whose first argument determines where "auto" computes.
 
-        `check` raises where the tensors do not fit each other; it is called once for all that are alike. If nothing
-        learns or watches which ops run, a kernel is called without its op, which takes as long as a small kernel.
+        `check` raises an error if the tensors do not fit each other; it is called once per signature. If no gradient is
+        needed and nothing observes ops, a kernel is called without its op, which takes as long as a small kernel.
 
-        Raises ValueError for an unknown one, and Unavailable with `name` and the reason for one that cannot run here:
-        there is no fallback, since a kernel that became another one would be timed under the wrong name.
+        Raises ValueError for an unknown implementation, and Unavailable with `name` and the reason for one that cannot
+        run here: there is no fallback, because a kernel replaced by another would be timed under the wrong name.
         """
         if (function := self._functions.get(implementation)) is not None:
             check()
@@ -85,9 +85,9 @@ class Op(Generic[Given, Made]):
         return self._planned(which, key, given) if key and plan.is_plain(key) else self._ops[which](*given)
 
     def _planned(self, which: str, key: tuple[Any, ...], given: Given) -> Made:
-        """Return what a kernel makes of `given`, by the plan of the key, which is made where there is none.
+        """Return a kernel's result for `given`, using the plan for the key, which is created if missing.
 
-        In the recording of a larger plan it launches by itself, and what it makes is memory between launches.
+        While a larger plan is recorded, the kernel is launched directly, and its result is memory between launches.
         """
         if plan.of_thread.recording is not None:
             made = self._kernels[which](given)
@@ -120,7 +120,7 @@ class Op(Generic[Given, Made]):
         return register
 
     def _kernel(self, which: str, function: Callable[[Given], Made]) -> Callable[[Given], Made]:
-        """Return the function as torch's op calls it."""
+        """Return the function in the form in which torch's op calls it."""
         if which == "native":
             return function
 
@@ -136,8 +136,8 @@ class Op(Generic[Given, Made]):
             torch.library.register_autograd(forward, partial(gradients, back), setup_context=save, lib=_LIBRARY)
 
     def _flat(self, function: Callable[[Given], Made]) -> Callable[..., Made]:
-        """Return `function` of the arguments one by one, as torch calls and inspects it."""
-        # half the time of _make, which a small kernel feels
+        """Return `function` with separate arguments, as torch calls and inspects it."""
+        # takes half the time of _make, which matters for a small kernel
         make = partial(tuple.__new__, self._arguments)
 
         def flat(*arguments: Any) -> Made:
@@ -155,12 +155,12 @@ class Op(Generic[Given, Made]):
 def op(
     name: str, *, learns: bool = False, float32: tuple[Kernel, ...] = (), summed: int = 1
 ) -> Callable[[Callable[[Given], Made]], Op[Given, Made]]:
-    """Return a decorator for a function that makes what the op `benchd::name` returns, without computing it.
+    """Return a decorator for a function that allocates the results of the op `benchd::name` without computing them.
 
-    The fields of its one parameter, a NamedTuple, are the op's arguments: tensors, which the op does not change, and
-    numbers. One that `learns` is given its gradient by `Op.learn`, any other refuses to have one. `float32` names the
-    kernels that sum in float32 and refuse the first `summed` arguments in float64: rounding them quietly would answer
-    in a precision that was not asked for.
+    The fields of its single parameter, a NamedTuple, are the op's arguments: tensors, which the op does not change, and
+    numbers. An op that `learns` gets its gradient from `Op.learn`, any other raises Unavailable if one is needed.
+    `float32` lists the kernels that sum in float32 and reject the first `summed` arguments in float64, because quietly
+    rounding them would return a result in a precision that was not requested.
     """
 
     def define(fake: Callable[[Given], Made]) -> Op[Given, Made]:
@@ -170,32 +170,32 @@ def op(
 
 
 def is_watched(*modules: nn.Module) -> bool:
-    """Return whether a profiler, a mode of torch, or a hook or another forward of these modules sees which ops run.
+    """Return whether a profiler, a torch mode, or a hook or replaced forward of these modules observes which ops run.
 
-    If none does, and nothing learns, layers call a kernel's function without its op, which takes as long as a small
+    If not, and no gradient is needed, layers call a kernel's function without its op, which takes as long as a small
     layer.
     """
     return is_observed() or is_hooked(*modules)
 
 
 def is_observed() -> bool:
-    """Return whether a profiler, a tracer or a mode of torch sees which ops run."""
+    """Return whether a profiler, a tracer or a torch mode observes which ops run."""
     if profiler._is_profiler_enabled or torch._C._len_torch_dispatch_stack() > 0:
         return True
     return torch._C._get_tracing_state() is not None
 
 
 def is_hooked(*modules: nn.Module) -> bool:
-    """Return whether a hook or another forward of these modules sees what enters and leaves them."""
+    """Return whether a hook or replaced forward of these modules observes their inputs and outputs."""
     if _has_any_global_hook():
         return True
     return any(each._forward_hooks or each._forward_pre_hooks or "forward" in vars(each) for each in modules)
 
 
 def is_exported() -> bool:
-    """Return whether torch.export or torch.jit.trace traces.
+    """Return whether torch.export or torch.jit.trace is tracing.
 
-    Until torch 2.10 torch.compile calls its own tracing an export too: there a strict export is not told from it.
+    Until torch 2.10, torch.compile also calls its own tracing an export, so a strict export looks the same there.
     """
     exports = torch.compiler.is_exporting() and (_TELLS_EXPORTS or not torch.compiler.is_dynamo_compiling())
     return exports or torch._C._get_tracing_state() is not None

@@ -1,7 +1,7 @@
-"""What an op launches for arguments of one signature, repeated without looking at them again.
+"""The launches of an op for arguments of one signature, repeated without inspecting them again.
 
-A plan is recorded with stand-ins for the arguments: tensors alike, each in storage of its own, so that the address that
-a launch gets says whose it is. A later call allocates the results and one workspace, and makes the launches again with
+A plan is recorded with stand-ins for the arguments: equal tensors, each in its own storage, so that a launch's
+addresses identify the arguments. A later call allocates the results and one workspace, and repeats the launches with
 its own addresses. Everything else that a launch depends on is in the signature.
 """
 
@@ -20,13 +20,13 @@ from benchd.kernels.dispatch import INTERPRETED
 
 Given = TypeVar("Given", bound=tuple[Any, ...])
 Made = TypeVar("Made")
-Again = Callable[[list[int], int], None]  # makes a launch with these addresses on a stream
+Again = Callable[[list[int], int], None]  # repeats a launch with these addresses on a stream
 _PLAIN = (Tensor, nn.Parameter)
-_UNIT = 256  # bytes: pieces of a workspace are aligned as torch's allocator aligns what it hands out
+_UNIT = 256  # bytes: alignment of pieces of a workspace, as in torch's allocator
 
 
 class Launch(NamedTuple):
-    """A launch that was made: of what, and with what."""
+    """A launch that was made: the kernel and its arguments."""
 
     kernel: Any
     compiled: Any
@@ -37,7 +37,7 @@ class Launch(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """What was launched, and the memory between these launches."""
+    """The recorded launches, and the memory passed between them."""
 
     launches: list[Launch]
     workspace: list[Tensor]
@@ -52,7 +52,7 @@ of_thread = _OfThread()
 
 @contextmanager
 def recording() -> Iterator[Recording]:
-    """Record what this thread launches inside."""
+    """Record the launches of this thread within the block."""
     now = of_thread.recording = Recording([], [])
     try:
         yield now
@@ -61,14 +61,14 @@ def recording() -> Iterator[Recording]:
 
 
 def workspace(memory: Tensor) -> Tensor:
-    """Return memory, unwritten, in which one launch leaves something to the next: a recording knows it from copies."""
+    """Return uninitialised memory that one launch passes to the next, which a recording can tell from copies."""
     if (now := of_thread.recording) is not None:
         now.workspace.append(memory)
     return memory
 
 
 def signature(given: Sequence[Any]) -> list[Any]:
-    """Return what a call depends on, but for the numbers in its tensors; one of a subclass stands for itself."""
+    """Return what a call depends on except the values in its tensors; a tensor subclass stands for itself."""
     return [
         (each.shape, each.stride(), each.dtype, each.device, each.data_ptr() & 15) if each.__class__ in _PLAIN else each
         for each in given
@@ -76,15 +76,15 @@ def signature(given: Sequence[Any]) -> list[Any]:
 
 
 def is_plain(signed: Sequence[Any]) -> bool:
-    """Return whether a signature has all its tensors described: those of a compiler have no memory."""
+    """Return whether a signature describes all its tensors; a compiler's tensors have no memory."""
     return not any(isinstance(each, Tensor) for each in signed)
 
 
 def planned(function: Callable[[Given], Made], given: Given, held: Sequence[Tensor] = ()) -> Callable[[Given], Made]:
-    """Return what computes `function`, of Triton kernels, for arguments alike: its plan, or itself if it has none.
+    """Return a function for equal arguments: the plan of `function`, made of Triton kernels, or itself if it has none.
 
-    `held` are tensors that it reads beside its arguments, which stay where they are. There is no plan while a graph is
-    captured, which would hold the launches of the recording too.
+    `held` are tensors that it reads in addition to its arguments, and that stay in place. No plan is made while a CUDA
+    graph is captured, because the graph would include the launches of the recording.
     """
     device = next(each.device for each in given if isinstance(each, Tensor))
     if INTERPRETED or torch.cuda.is_current_stream_capturing():
@@ -94,7 +94,7 @@ def planned(function: Callable[[Given], Made], given: Given, held: Sequence[Tens
 
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[Given, Made]):
-    """The launches of a function; `results` are the shape, stride and dtype of each, `is_tuple` says how it returns."""
+    """The launches of a function; `results` gives each result's shape, stride and dtype, `is_tuple` how it returns."""
 
     results: list[tuple[torch.Size, tuple[int, ...], torch.dtype]]
     is_tuple: bool
@@ -107,7 +107,7 @@ class Plan(Generic[Given, Made]):
     held: Sequence[Tensor]
 
     def __call__(self, given: Given) -> Made:
-        """Return what the function returns; nothing is checked."""
+        """Return the function's results, without any checks."""
         if self.current_device() != self.index:
             with torch.cuda.device(self.index):
                 return self(given)
@@ -127,7 +127,7 @@ class Plan(Generic[Given, Made]):
 def recorded(
     function: Callable[[Given], Made], given: Given, device: torch.device, held: Sequence[Tensor] = ()
 ) -> Plan[Given, Made] | None:
-    """Return the plan of a function; None if a copy of an argument is launched, or a result is of no launch."""
+    """Return the plan of a function, or None if a launch uses a copy of an argument or a result is from no launch."""
     from benchd.kernels import launch  # noqa: PLC0415 - it imports Triton, which is not everywhere
 
     stand_ins = [_stand_in(each) if isinstance(each, Tensor) else each for each in given]
@@ -135,7 +135,7 @@ def recorded(
         made = function(type(given)(*stand_ins))
     results: tuple[Tensor, ...] = made if isinstance(made, tuple) else (made,)  # type: ignore[assignment]
     owners = [*(each for each in stand_ins if isinstance(each, Tensor)), *results]
-    # by storage: which of a call's addresses, and what is there; the first is 0, for tensors that stay
+    # by storage: the index of a call's address, and the offset; index 0 is address 0, for tensors that stay in place
     places = {_storage(each): (0, 0) for each in held}
     places |= {_storage(each): (1 + which, each.data_ptr()) for which, each in enumerate(owners)}
     between = {_storage(each): each for each in now.workspace if _storage(each) not in places}
@@ -155,12 +155,12 @@ def recorded(
 
 
 def _arranged(memory: dict[int, Tensor], launches: Sequence[Launch]) -> tuple[dict[int, int], int]:
-    """Return at which byte of a workspace each memory lies from its first launch to its last, and all its bytes."""
+    """Return the offset in a workspace of each memory, kept from its first launch to its last, and the total bytes."""
     spans: dict[int, list[int]] = {}
     for number, launch in enumerate(launches):
         for storage in {_storage(each) for each in launch.tensors if each is not None} & set(memory):
             spans.setdefault(storage, [number, number])[1] = number
-    taken: list[tuple[int, int, int]] = []  # from byte, to byte, and the last launch that needs it
+    taken: list[tuple[int, int, int]] = []  # first byte, end byte, and the last launch that needs them
     offsets = {}
     for storage, (first, last) in sorted(spans.items(), key=lambda span: span[1]):
         size = -(-memory[storage].untyped_storage().nbytes() // _UNIT) * _UNIT
@@ -176,7 +176,7 @@ def _arranged(memory: dict[int, Tensor], launches: Sequence[Launch]) -> tuple[di
 
 
 def _stand_in(tensor: Tensor) -> Tensor:
-    """Return zeros laid out and aligned as the tensor is, in storage of their own."""
+    """Return zeros with the layout and alignment of the tensor, in their own storage."""
     if not tensor.numel():
         return tensor.new_empty(tensor.shape).as_strided(tensor.shape, tensor.stride())
     skip = (tensor.data_ptr() & 15) // tensor.element_size()
@@ -189,6 +189,6 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _place(tensor: Tensor, places: dict[int, tuple[int, int]]) -> tuple[int, int]:
-    """Return which address a tensor is at, and how many bytes behind it."""
+    """Return the index of a tensor's address, and its offset from it in bytes."""
     which, start = places[_storage(tensor)]
     return which, tensor.data_ptr() - start

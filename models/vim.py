@@ -111,9 +111,9 @@ class Mixer(nn.Module):
     def fused(
         self, normed: torch.Tensor, residual: torch.Tensor, weights: Weights, norm: torch.Tensor, index: int | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the sum of the mixed tokens and the residual, normed by the weight of the next norm, and itself.
+        """Return the sum of mixed tokens and residual, normalised with the next norm's weight, and the sum itself.
 
-        All of (B, L, dim), or with an `index` < L / 2 the token there alone, (B, 1, dim). Four launches on a GPU.
+        For all tokens (B, L, dim) or, with an `index` < L / 2, only that token (B, 1, dim). Four launches on a GPU.
         """
         how, x_proj = self.implementation, cast("partial[torch.Tensor]", weights.x_proj).keywords["mat2"]
         in_proj, out_proj = (cast("nn.Linear", product).weight for product in (weights.in_proj, weights.out_proj))
@@ -122,7 +122,7 @@ class Mixer(nn.Module):
         if index is not None:
             u, delta, B, C = (_seen(each, index) for each in (u, delta, B, C))
         y = selective_scan_pair(u, delta, weights.A, B, C, weights.D, form=self.scan, implementation=how)
-        if index is not None:  # the last token of the forward scan and the last of the backward one
+        if index is not None:  # the last token of each scan
             between, *strides = y.stride()
             y = y.as_strided((2, len(z), 1, z.shape[2]), (between - index * strides[1], *strides), index * strides[1])
             z, residual = z[:, index : index + 1], residual[:, index : index + 1]
@@ -313,14 +313,14 @@ class Vim(nn.Module):
         return hidden, residual
 
     def _is_fused(self, tokens: torch.Tensor, kept: "_Kept") -> bool:
-        """Return whether a layer is four launches on a GPU: in half precision, where nothing looks between them."""
+        """Return whether each layer runs as four launches on a GPU: in half precision, with no hooks in between."""
         if not tokens.numel() or torch.compiler.is_compiling() or is_exported() or torch.is_autocast_enabled("cuda"):
             return False
         plain = type(self.norm_f) is RmsNorm and not is_hooked(*kept.modules, self.norm_f)
         return tokens.dtype == kept.fused_dtype and plain
 
     def _fused(self, tokens: torch.Tensor, kept: "_Kept") -> torch.Tensor:
-        """Return the normed class token (B, 1, dim) behind all layers; its launches are prepared once for a size."""
+        """Return the normalised class token (B, 1, dim) after all layers; launches are prepared once per input size."""
         given = _Tokens(tokens.contiguous())
         if is_observed():
             return self._through_fused(given, kept.weights)
@@ -387,12 +387,12 @@ class Vim(nn.Module):
             return [block.mixer.weights() for block in blocks]
         if self._kept is None or not self._kept.is_current(blocks):
             self._kept = self._derived(blocks)
-        if self._kept is None or is_hooked(*self._kept.products):  # packed ones are no modules
+        if self._kept is None or is_hooked(*self._kept.products):  # packed products are not modules
             return [block.mixer.weights() for block in blocks]
         return self._kept.weights
 
     def _derived(self, blocks: list[Block]) -> "_Kept | None":
-        """Return what is derived of the parameters as they are, None if their changes could not be told."""
+        """Return the values derived from the current parameters, or None if changes could not be detected."""
         sources = [p for block in blocks for p in _parameters(block)]
         # inference tensors have no version, and parametrised or replaced layers hold their parameters elsewhere
         if any(p.is_inference() for p in sources) or not all(map(_is_plain, blocks)):
@@ -409,7 +409,7 @@ class Vim(nn.Module):
             return _Kept(members, sources, _versions(sources), held, weights, modules, products, *dtypes, {}, {})
 
     def _fused_dtype(self, parameters: list[torch.Tensor]) -> torch.dtype | None:
-        """Return the one dtype of all parameters if the kernels of `vim_layer` compute in it here."""
+        """Return the common dtype of all parameters if the kernels of `vim_layer` support it here, else None."""
         implementation = self.blocks()[0].mixer.implementation
         on_gpu = implementation != "torch" and chosen(implementation, parameters[0].device) == "triton"
         dtype, *others = {p.dtype for p in (*parameters, self.norm_f.weight)}
@@ -470,26 +470,26 @@ class _Kept(NamedTuple):
     held: list[torch.Tensor]  # keeps the parameters' memory, so that no other tensor gets their addresses
     weights: list[Weights]
     modules: tuple[nn.Module, ...]  # of the layers
-    products: tuple[nn.Module, ...]  # of these, those that run as they are where nothing is packed
-    dtype: torch.dtype | None  # of tokens that may go through `Layers`, if any may
-    fused_dtype: torch.dtype | None  # of tokens that may go through the fused launches of a GPU
-    plans: dict[tuple[Any, ...], Callable[["_Tokens"], torch.Tensor]]  # of these, by the tokens and the last norm
-    layers: dict[tuple[torch.Size, int], Layers]  # by the tokens and the number of threads; taken out while they run
+    products: tuple[nn.Module, ...]  # the in_proj and out_proj layers, which run unpacked if nothing is packed
+    dtype: torch.dtype | None  # of tokens that `Layers` support, if any
+    fused_dtype: torch.dtype | None  # of tokens that the fused GPU launches support
+    plans: dict[tuple[Any, ...], Callable[["_Tokens"], torch.Tensor]]  # for the fused launches, by tokens and last norm
+    layers: dict[tuple[torch.Size, int], Layers]  # by token shape and number of threads; taken out while in use
 
     def is_current(self, blocks: list[Block]) -> bool:
-        """Return whether the layers still have these parameters, as they were."""
+        """Return whether the layers still have the same, unchanged parameters."""
         same = len(blocks) == len(self.weights) and all(owner.get(name) is each for owner, name, each in self.members)
         return same and _versions(self.sources) == self.versions
 
 
 def _tensors(weights: Weights) -> list[torch.Tensor]:
-    """Return those that are derived of parameters."""
+    """Return the tensors derived from parameters."""
     x_proj = cast("partial[torch.Tensor]", weights.x_proj).keywords["mat2"]
     return [x_proj, *(each for each in weights if isinstance(each, torch.Tensor))]
 
 
 def _seen(both: torch.Tensor, index: int) -> torch.Tensor:
-    """Return of (2, B, L, n) what the token `index` < L / 2 sees, (2, B, L - index, n): from the first, or the last."""
+    """Return the part of (2, B, L, n) that token `index` < L / 2 depends on, by direction: (2, B, L - index, n)."""
     _, batch, length, columns = both.shape
     between, image, token, column = both.stride()
     return both.as_strided((2, batch, length - index, columns), (between + index * token, image, token, column))

@@ -1,9 +1,9 @@
-"""The sum of a residual stream with what a layer adds to it, and its root mean square norm, from one read.
+"""The sum of a residual stream and a layer's output, and its root mean square norm, from a single read.
 
     residual'[d] = residual[d] + hidden[d]
     normed[d] = residual'[d] / sqrt(sum over d < dim of residual'[d]^2 / dim + eps) * weight[d]
 
-Rows of dim numbers never mix. residual' and every sum are in float32, in float64 where hidden or the residual is, and
+Rows of dim numbers are independent. residual' and all sums are in float32, or float64 if hidden or the residual is, and
 normed is in the dtype of the weight (Zhang and Sennrich, 2019, without their bias).
 """
 
@@ -25,8 +25,8 @@ def add_rms_norm(
     hidden and residual (..., dim); without a residual, residual' is hidden, widened; weight (dim,). "torch" is
     differentiable in every tensor, and with nothing to add or widen it returns hidden itself as residual'. Raises
     TypeError for a tensor that is not floating point, ValueError for a wrong shape, a second device or an unknown
-    implementation, and dispatch.Unavailable where the implementation cannot run here: "native" and "triton" neither
-    learn nor compute in float64, and a row of "triton" has at most 8192 numbers.
+    implementation, and dispatch.Unavailable if the implementation cannot run here: "native" and "triton" support
+    neither gradients nor float64, and "triton" has a limit of 8192 numbers per row.
     """
     given = Norm(hidden, residual, weight, eps)
     return norm_op("add_rms_norm", implementation, given, lambda: _check(hidden, residual, weight))

@@ -2,9 +2,9 @@
 
     y[t,d] = act(bias[d] + sum over k < W of weight[d,k] x[t-W+1+k,d])      x is 0 before the first token
 
-Tokens are t < length, channels d, taps k < W = width; the last tap meets the token itself. act is silu, or nothing for
-None. `reverse` looks ahead instead: x[t+W-1-k,d], 0 after the last token. Sums are in float32, in float64 for a float64
-x, and y is in the dtype of x. `causal_conv1d_pair` does both with weights of their own, from one read of x.
+Tokens are t < length, channels d, taps k < W = width; the last tap applies to the token itself. act is silu, or the
+identity for None. `reverse` looks ahead instead: x[t+W-1-k,d], 0 after the last token. Sums are in float32, or float64
+for a float64 x, and y is in the dtype of x. `causal_conv1d_pair` reads x once for both, with separate weights.
 """
 
 from typing import Literal
@@ -32,8 +32,8 @@ def causal_conv1d(
 
     x (batch, length, channels); weight (channels, width); bias (channels,). "torch" is differentiable in every tensor.
     Raises TypeError for a tensor that is not floating point, ValueError for a wrong shape, a second device, an unknown
-    activation or implementation, and dispatch.Unavailable where the implementation cannot run here: "native" and
-    "triton" neither learn nor compute in float64.
+    activation or implementation, and dispatch.Unavailable if the implementation cannot run here: "native" and "triton"
+    support neither gradients nor float64.
     """
     name, given = "causal_conv1d", Conv(x, weight, bias, _is_silu("causal_conv1d", activation), reverse)
     return conv_op(name, implementation, given, lambda: _check(name, (), x, weight, bias))
@@ -47,7 +47,7 @@ def causal_conv1d_pair(
     *,
     implementation: str = "auto",
 ) -> Tensor:
-    """Return the y of both directions, (2, batch, length, channels) in the dtype of x: [0] looks back and [1] ahead.
+    """Return y for both directions, (2, batch, length, channels) in the dtype of x: [0] looks back and [1] ahead.
 
     x (batch, length, channels); weight (2, channels, width); bias (2, channels). Gradients and errors are those of
     `causal_conv1d`.
@@ -63,7 +63,7 @@ def _is_silu(op: str, activation: str | None) -> bool:
 
 
 def _check(op: str, lead: tuple[int, ...], x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Raise where something does not fit x (batch, length, channels); weight and bias have the dimensions `lead`."""
+    """Raise ValueError unless weight and bias, with leading dimensions `lead`, fit x (batch, length, channels)."""
     require_floats(op, x=x, weight=weight, bias=bias)
     if x.dim() != 3:
         raise ValueError(f"{op}: x must be (batch, length, channels), not {tuple(x.shape)}")

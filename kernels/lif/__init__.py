@@ -2,9 +2,9 @@
 
     v[t] = decay * v[t-1] + gain * current[t]      v[-1] = 0
     spike[t] = v[t] >= threshold
-    v[t] = 0 where spiked (reset "zero"), or v[t] - threshold * spike[t] (reset "subtract")
+    v[t] = 0 after a spike (reset "zero"), or v[t] - threshold * spike[t] (reset "subtract")
 
-T time steps lead; the other dimensions are neurons and never mix. The membrane v is kept in float32 for float16 and
+The first axis is T time steps; the others are independent neurons. The membrane v is kept in float32 for float16 and
 bfloat16 currents and in the current's own dtype otherwise. `lif_pool` adds a bias to the current, and averages or
 counts the spikes of 2x2 windows.
 """
@@ -39,9 +39,9 @@ def lif(
 
     A current that is the same at all steps may be expanded over T, `x.expand(T, *x.shape)`: it is not copied out.
     "torch" is differentiable in `current`: the derivative of the spike is that of sigmoid(4 (v - threshold)), and it
-    flows through the reset as well. Raises TypeError for a current that is not floating point, ValueError for one
-    without time steps, an unknown reset or implementation, and dispatch.Unavailable where the implementation cannot
-    run here or has no gradient and would need one.
+    also flows through the reset. Raises TypeError for a current that is not floating point, ValueError for one without
+    time steps, an unknown reset or implementation, and dispatch.Unavailable if the implementation cannot run here, or
+    lacks a gradient that is needed.
     """
     _check_steps("lif", current)
     given = Lif(*layout.one_of_equal_steps(current), decay, gain, threshold, _subtracts("lif", reset))
@@ -60,18 +60,18 @@ def lif_pool(
     output: Output = "mean",
     implementation: str = "auto",
 ) -> Tensor:
-    """Return the spikes of `current` (T, B, C, H, W) averaged over 2x2, (T, B, C, H//2, W//2), in its dtype.
+    """Return the spikes for `current` (T, B, C, H, W) averaged over 2x2, (T, B, C, H//2, W//2), in its dtype.
 
-    The averages 0, 1/4 .. 1 are exact in every dtype; `output` "counts" returns the number of spikes instead, 0 .. 4
-    as uint8, without a gradient. An odd last row or column of neurons is in no window. With `time_steps` = T, `current`
-    is one step (B, C, H, W) that all T steps receive. `bias` (C,), one number a channel, is added to the current in the
-    membrane's dtype. Gradient and errors are those of `lif`, with bias differentiable as well; ValueError also for
-    another output, another number of dimensions, a side below 2, or a bias of another shape or on another device.
+    The averages 0, 1/4 .. 1 are exact in every dtype; `output` "counts" returns the number of spikes instead, 0 .. 4 as
+    uint8, without a gradient. An odd last row or column of neurons is not in any window. With `time_steps` = T,
+    `current` is one step (B, C, H, W) that all T steps receive. `bias` (C,), one number per channel, is added to the
+    current in the membrane's dtype. Gradient and errors are those of `lif`, and bias is differentiable too; also raises
+    ValueError for an unknown output, a wrong number of dimensions, a side below 2, or a bias that does not fit.
     """
     if output not in {"mean", "counts"}:
         raise ValueError(f"lif_pool: output must be 'mean' or 'counts', not {output!r}")
     counts = output == "counts"
-    if counts and torch.is_grad_enabled():  # these have no gradient in any implementation
+    if counts and torch.is_grad_enabled():  # counts have no gradient in any implementation
         current, bias = current.detach(), None if bias is None else bias.detach()
     if time_steps is None:
         _check_steps("lif_pool", current)

@@ -1,16 +1,16 @@
 """The selective scan of Mamba: a linear recurrence over tokens whose decay depends on the token.
 
     h[t,d,n] = exp(delta[t,d] A[d,n]) h[t-1,d,n] + delta[t,d] u[t,d] B[t,n]      h[-1] = 0
-    y[t,d] = sum over n of h[t,d,n] C[t,n]  +  D[d] u[t,d],  times silu(z[t,d]) where there is a gate z
+    y[t,d] = sum over n of h[t,d,n] C[t,n]  +  D[d] u[t,d],  times silu(z[t,d]) if there is a gate z
 
-Tokens are t < L = length, channels d < E, states n < N; the batch never mixes. `delta_bias` is added to delta, then
-softplus is taken where `delta_softplus` says so (linear above 20). `reverse` runs t from L-1 down to 0, with inputs and
-outputs in their natural order. h, delta and every sum are in float32, in float64 for a float64 u, and y is in the dtype
+Tokens are t < L = length, channels d < E, states n < N; batch items are independent. `delta_bias` is added to delta,
+then softplus (linear above 20) is applied if `delta_softplus`. `reverse` runs t from L-1 down to 0, with inputs and
+outputs in their natural order. h, delta and all sums are in float32, or float64 for a float64 u, and y is in the dtype
 of u (Gu and Dao, 2023, algorithm 2).
 
-`bidirectional_scan` is all of a bidirectional layer between two matrix products: delta = softplus(low W^T + bias) from
-R numbers a token, both scans, and their sum times silu(z). `form` is how "triton" goes through the tokens, one by one
-or parallel in two levels; the others have one form, which is exact, and take either.
+`bidirectional_scan` is everything in a bidirectional layer between two matrix products: delta = softplus(low W^T +
+bias) from R numbers per token, both scans, and their sum times silu(z). `form` is how "triton" processes the tokens,
+one by one or in parallel in two levels; the other implementations have one form, which is exact, and accept either.
 """
 
 from typing import Any, Literal
@@ -55,8 +55,8 @@ def selective_scan(
 
     u, delta, z (batch, L, E); A (E, N), negative; B, C (batch, L, N); D, delta_bias (E,). "torch" is differentiable in
     every tensor, once. Raises TypeError for a tensor that is not floating point, ValueError for a wrong shape, a second
-    device, an unknown form or implementation, and dispatch.Unavailable where the implementation cannot run here:
-    "native" and "triton" neither learn nor compute in float64.
+    device, an unknown form or implementation, and dispatch.Unavailable if the implementation cannot run here: "native"
+    and "triton" support neither gradients nor float64.
     """
     name, given = "selective_scan", Scan(u, delta, A, B, C, D, z, delta_bias, delta_softplus, reverse, form)
 
@@ -79,10 +79,10 @@ def selective_scan_pair(
     form: Form = "serial",
     implementation: str = "auto",
 ) -> Tensor:
-    """Return the y of two scans at once, (2, batch, L, E) in the dtype of u: [0] runs forward and [1] in reverse.
+    """Return y for two scans at once, (2, batch, L, E) in the dtype of u: [0] runs forward and [1] in reverse.
 
-    Every tensor is that of `selective_scan` with a first dimension of 2, all in natural token order; there is no gate,
-    since a bidirectional layer gates the sum. Errors are those of `selective_scan`.
+    Every tensor is as in `selective_scan` with a leading dimension of 2, all in natural token order; there is no gate,
+    because a bidirectional layer gates the sum. Errors are those of `selective_scan`.
     """
     name, given = "selective_scan_pair", ScanPair(u, delta, A, B, C, D, delta_bias, delta_softplus, form)
 
@@ -93,7 +93,7 @@ def selective_scan_pair(
 
 
 def delta_projection(low: Tensor, weight: Tensor, bias: Tensor, *, implementation: str = "auto") -> Tensor:
-    """Return delta = softplus(low W^T + bias) of two directions, (2, batch, L, E) in the dtype of low.
+    """Return delta = softplus(low W^T + bias) for two directions, (2, batch, L, E) in the dtype of low.
 
     low (2, batch, L, R), weight (2, E, R), bias (2, E). Errors are those of `selective_scan`.
     """
@@ -117,9 +117,9 @@ def bidirectional_scan(
 ) -> Tensor:
     """Return (the scan of u[0] + the scan of u[1] in reverse) * silu(z), (batch, L, E) in the dtype of u.
 
-    u (2, batch, L, E), B, C (2, batch, L, N) and low (2, batch, L, R) in natural token order; weight (2, E, R),
-    bias (2, E), A (2, E, N), negative, D (2, E) and z (batch, L, E). delta is that of `delta_projection`. Gradients and
-    errors are those of `selective_scan`.
+    u (2, batch, L, E), B, C (2, batch, L, N) and low (2, batch, L, R) in natural token order; weight (2, E, R), bias
+    (2, E), A (2, E, N), negative, D (2, E) and z (batch, L, E). delta is as in `delta_projection`. Gradients and errors
+    are those of `selective_scan`.
     """
     op, given = "bidirectional_scan", Bidirectional(u, low, weight, bias, A, B, C, D, z, form)
     return bidirectional_op(op, implementation, given, lambda: _check_bidirectional(op, given))
@@ -151,7 +151,7 @@ def _check_low(op: str, low: Tensor) -> None:
 
 
 def _check(op: str, lead: tuple[int, ...], form: str, **tensors: Any) -> None:
-    """Raise where a tensor does not fit the shapes of u (*lead, batch, length, channels) and A (*lead, channels, N)."""
+    """Raise ValueError unless all tensors fit u (*lead, batch, length, channels) and A (*lead, channels, N)."""
     if form not in {"serial", "two_level"}:
         raise ValueError(f"{op}: form must be 'serial' or 'two_level', not {form!r}")
     require_floats(op, **tensors)

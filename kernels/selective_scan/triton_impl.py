@@ -1,16 +1,16 @@
 """The selective scan in Triton: a tile of channels and all their states in registers.
 
-State and sums are float32 whatever the inputs are. Both forms are exact:
+State and sums are float32 for any input dtype. Both forms are exact:
 
-- Serial: one program owns a tile of channels and walks over the tokens. It reads a group of them before it computes
+- Serial: one program owns a tile of channels and loops over the tokens. It reads a group of them before it computes
   and stores any, because the compiler moves no load above a store that might alias it.
 - Two levels: an associative scan over the tokens of a chunk, then one step that passes the state on. Two to three times
   the instructions, but a tenth of the sequential operations: for one image on a large GPU, which the serial form
-  leaves empty.
+  leaves mostly idle.
 
-`bidirectional_scan` is three launches: the projection of delta for both directions, which also lays B and C out as the
-scan reads them best, in float32 without gaps; both scans; and the gate. Doing the projection inside the scan would
-repeat softplus in every lane that shares a channel, and gating there would put one direction after the other.
+`bidirectional_scan` is three launches: the projection of delta for both directions, which also copies B and C to the
+best layout for the scan, contiguous float32; both scans; and the gate. Projecting inside the scan would repeat softplus
+in every lane that shares a channel, and gating there would serialise the directions.
 """
 
 import math
@@ -51,7 +51,7 @@ def _bidirectional(given: Bidirectional) -> Tensor:
 
 
 class _Cut(NamedTuple):
-    """The tiling of a launch: the channels and tokens of a tile, its warps, and whether it reads one group ahead."""
+    """The tiling of a launch: channels and tokens per tile, warps, and whether it reads one group ahead."""
 
     channels: int
     tokens: int
@@ -59,11 +59,11 @@ class _Cut(NamedTuple):
     ahead: bool = False
 
 
-# The cuts of each architecture, by the largest batch * directions * channels that they are for; 0 is any other one.
-# Little work takes few channels a program, to have programs at all, and reads ahead, at the cost of registers that
-# nobody else asks for; the fewer channels the fewer instructions a token, until every scheduler of a 9.0 is taken.
-# Much of it takes many channels a warp, since adding up the states costs shuffles by the register and not by the
-# channel. On 8.7 blocks of one warp, or of more than 80 registers a thread, would not fill half of it.
+# The tilings per architecture (0: any other), by the largest batch * directions * channels that they are for. Small
+# launches get few channels per program, to have enough programs, and read ahead, at the cost of registers that nothing
+# else needs; fewer channels mean fewer instructions per token, until every scheduler of a 9.0 is busy. Large launches
+# get many channels per warp, because adding up the states costs shuffles per register, not per channel. On 8.7, blocks
+# of one warp, or of more than 80 registers per thread, would not fill half of it.
 _CUTS: Mapping[str, Mapping[int, tuple[tuple[float, _Cut], ...]]] = {
     "serial": {
         0: ((6144, _Cut(16, 8, 2, ahead=True)), (math.inf, _Cut(64, 2, 2))),
@@ -79,7 +79,7 @@ _CUTS: Mapping[str, Mapping[int, tuple[tuple[float, _Cut], ...]]] = {
 }
 _DELTA = _Cut(32, 32, 4)
 _GATE = _Cut(128, 8, 4)
-# arguments that change with the input and are not worth a specialisation
+# arguments that vary with the input and are not worth a specialisation
 _COUNTS = ("length", "rows")
 
 
@@ -99,7 +99,7 @@ def _pair(given: ScanPair) -> Tensor:
 
 
 def _scanned(given: Scan | ScanPair, reverse: bool) -> Tensor:
-    """Return y (directions, batch, length, channels); `reverse` is the direction of the first."""
+    """Return y (directions, batch, length, channels); `reverse` applies to the first direction."""
     u, delta, A, B, C, D, z, bias = directions_of(given)
     y = plan.workspace(u.new_empty(u.shape))
     if y.numel() == 0:
@@ -119,7 +119,7 @@ def _scanned(given: Scan | ScanPair, reverse: bool) -> Tensor:
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """Return the tensor with its last dimension dense; the others may lie anywhere."""
+    """Return the tensor with a contiguous last dimension; other dimensions may have any strides."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
@@ -136,12 +136,12 @@ def _scan_constants(form: str, cut: _Cut, channels: int, states: int) -> dict[st
 
 
 def _project(low: Tensor, weight: Tensor, bias: Tensor, *copied: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return delta in the dtype of low, and B and C, where `copied` has them, in float32 without gaps."""
+    """Return delta in the dtype of low, and B and C, if `copied` contains them, in contiguous float32."""
     delta = plan.workspace(low.new_empty(*low.shape[:-1], weight.shape[1]))
     copies = [plan.workspace(tensor.new_empty(tensor.shape, dtype=torch.float32)) for tensor in copied]
     if delta.numel() == 0:
         return delta, copies
-    # flattening images and tokens copies a tensor whose images do not follow each other, which is a narrow one
+    # flattening images and tokens copies a tensor whose images are not contiguous, which is a narrow one
     rows = [_rows(tensor).flatten(1, 2) for tensor in (low, *copied)]
     missing = [None] * (2 - len(copied))
     directions = [tensor.stride(0) for tensor in rows] + [0] * len(missing)
@@ -164,13 +164,13 @@ def _delta_constants(channels: int, rank: int, states: int) -> dict[str, int]:
         "STATES": states,
         "CHANNEL_TILE": _DELTA.channels,
         "ROW_TILE": _DELTA.tokens,
-        "RANK_TILE": max(16, triton.next_power_of_2(rank)),  # the least that a matrix product takes
+        "RANK_TILE": max(16, triton.next_power_of_2(rank)),  # minimum for a matrix product
         "STATE_TILE": triton.next_power_of_2(max(states, 1)),
     }
 
 
 def _gated(y: Tensor, z: Tensor) -> Tensor:
-    """Return (y[0] + y[1]) silu(z) in the dtype of y (2, batch, length, channels), which has no gaps."""
+    """Return (y[0] + y[1]) silu(z) in the dtype of y (2, batch, length, channels), which must be contiguous."""
     gated = y.new_empty(y.shape[1:])
     if gated.numel() == 0:
         return gated
@@ -201,13 +201,13 @@ def _scan_kernel(
     CHANNELS: tl.constexpr, STATES: tl.constexpr, CHANNEL_TILE: tl.constexpr, STATE_TILE: tl.constexpr,
     TOKENS: tl.constexpr, AHEAD: tl.constexpr, TWO_LEVEL: tl.constexpr,
 ):  # fmt: skip
-    """Scan a tile of channels of one image in one direction; REVERSE is that of the first direction."""
+    """Scan a tile of channels of one image in one direction; REVERSE applies to the first direction."""
     TILES: tl.constexpr = (CHANNELS + CHANNEL_TILE - 1) // CHANNEL_TILE
     g = tl.program_id(1).to(tl.int64)
     image = (tl.program_id(0) // TILES).to(tl.int64)
     d = tl.program_id(0) % TILES * CHANNEL_TILE + tl.arange(0, CHANNEL_TILE)
     n = tl.arange(0, STATE_TILE)
-    # a mask that is constantly true is no mask: only ragged tiles pay for one
+    # a mask that is constantly true costs nothing: only ragged tiles pay for it
     of_channels = tl.full([CHANNEL_TILE], True, tl.int1) if CHANNELS % CHANNEL_TILE == 0 else d < CHANNELS
     of_states = tl.full([STATE_TILE], True, tl.int1) if STATES == STATE_TILE else n < STATES
 
@@ -221,7 +221,7 @@ def _scan_kernel(
     if bias is not None:
         offset = tl.load(bias + g * CHANNELS + d, mask=of_channels, other=0.0).to(tl.float32)
 
-    # where the rows of token 0 start, y's first; the gate comes last because it may be absent
+    # start of the rows of token 0, beginning with y; the gate comes last because it may be absent
     images = tl.num_programs(0) // TILES
     rows = (
         y + (g * images + image) * length * CHANNELS + d,
@@ -236,7 +236,7 @@ def _scan_kernel(
         rows += (z + g * z_direction + image * z_image + d,)
         masks += (of_channels,)
 
-    # a direction known when it is compiled makes every stride of the loop a constant
+    # with a direction known at compile time, all strides of the loop are constants
     if BOTH:
         if g == 0:
             _directed(rows, masks, length, rates, skip, offset, steps, SOFTPLUS, REVERSE, TOKENS, AHEAD, TWO_LEVEL)
@@ -252,7 +252,7 @@ def _directed(
     steps: tl.constexpr, SOFTPLUS: tl.constexpr, REVERSE: tl.constexpr, TOKENS: tl.constexpr, AHEAD: tl.constexpr,
     TWO_LEVEL: tl.constexpr,
 ):  # fmt: skip
-    """Point every row at its first token in the order of time, each step at the next, and scan."""
+    """Point every row to its first token in time, and each step to the next, then scan."""
     if REVERSE:
         rows = _after(rows, steps, (length - 1).to(tl.int64))
     SIGN: tl.constexpr = -1 if REVERSE else 1
@@ -265,7 +265,7 @@ def _directed(
 @triton.jit
 @no_type_check
 def _after(rows, steps: tl.constexpr, tokens):
-    """Return the rows that lie `tokens` tokens further on."""
+    """Return the rows moved on by `tokens` tokens."""
     after = ()
     for k in tl.static_range(len(rows)):
         after += (rows[k] + tokens * steps[k],)
@@ -277,10 +277,10 @@ def _in_groups(
     rows, masks, length, rates, skip, offset,
     steps: tl.constexpr, SIGN: tl.constexpr, SOFTPLUS: tl.constexpr, TOKENS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Scan TOKENS tokens at once, then what is left; a last group with a mask would take far more registers.
+    """Scan TOKENS tokens at once, then the rest; a masked last group would take far more registers.
 
-    AHEAD reads a group while the one before it is computed: a program that has its scheduler to itself waits for every
-    read otherwise. What is left then goes one by one, for pairs cost registers beside a group in flight.
+    AHEAD reads a group while the previous one is computed: a program that has a scheduler to itself would otherwise
+    wait for every read. The rest then goes one by one, because pairs cost registers while a group is in flight.
     """
     h = tl.zeros_like(rates)
     groups = length // TOKENS
@@ -319,7 +319,7 @@ def _next_group(
 @triton.jit
 @no_type_check
 def _read(rows, masks, steps: tl.constexpr, SIGN: tl.constexpr, TOKENS: tl.constexpr):
-    """Return u, delta, B, C and, where there is one, z of each token of a group."""
+    """Return u, delta, B, C and, if present, z for each token of a group."""
     read = ()
     for k in tl.static_range(TOKENS):
         now = _after(rows, steps, SIGN * k)
@@ -335,7 +335,7 @@ def _read(rows, masks, steps: tl.constexpr, SIGN: tl.constexpr, TOKENS: tl.const
 def _scan_group(
     read, rows, masks, h, rates, skip, offset, steps: tl.constexpr, SIGN: tl.constexpr, SOFTPLUS: tl.constexpr
 ):
-    """Store y of each token that was read, after computing them all, and return the state."""
+    """Store y for each token that was read, after computing them all, and return the state."""
     ys = ()
     for k in tl.static_range(len(read)):
         x = read[k][0].to(tl.float32)
@@ -359,7 +359,7 @@ def _in_chunks(
     rows, masks, length, rates, skip, offset,
     steps: tl.constexpr, SIGN: tl.constexpr, SOFTPLUS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Scan TOKENS tokens at once; only the last chunk can be ragged, and nobody reads the state after it."""
+    """Scan TOKENS tokens at once; only the last chunk can be ragged, and the state after it is not used."""
     h = tl.zeros_like(rates)
     k = tl.arange(0, TOKENS)
     later = SIGN * k[:, None].to(tl.int64)
@@ -388,7 +388,7 @@ def _in_chunks(
 
 @triton.jit
 def _then(decay, state, next_decay, next_state):
-    """Return the decay and the state after two stretches of tokens, the second from a state of 0."""
+    """Return the decay and the state after two successive spans of tokens, the second from a state of 0."""
     return decay * next_decay, next_decay * state + next_state
 
 
@@ -404,10 +404,10 @@ def _step_size(delta, offset, SOFTPLUS: tl.constexpr):
 
 @triton.jit
 def softplus(x):
-    """Return max(x, 0) + log(1 + t) where t = exp(-|x|), the logarithm being t times a polynomial in t.
+    """Return max(x, 0) + log(1 + t) for t = exp(-|x|), with the logarithm as t times a polynomial in t.
 
-    The polynomial has the least relative error over [0, 1], 1.5e-7 in float32; falling powers come first. It takes half
-    the instructions of a logarithm, and loses no digits where t is small.
+    The polynomial has the smallest relative error over [0, 1], 1.5e-7 in float32, with the highest power first. It
+    takes half the instructions of a logarithm, and loses no digits for small t.
     """
     t = tl.exp2(tl.abs(x) * -_LOG2_E)
     p = -0.003243980696424842
@@ -451,7 +451,7 @@ def _delta_kernel(
             mask=(d < CHANNELS)[None, :] & (r < RANK)[:, None],
             other=0.0,
         )
-        # float16 rows multiply in float16 with float32 sums, also by amp's float32 weights, as autocast does
+        # float16 rows are multiplied in float16 with float32 sums, even with amp's float32 weights, as in autocast
         PRODUCT: tl.constexpr = tl.float16 if low.dtype.element_ty == tl.float16 else tl.float32
         low_tile = low_tile.to(PRODUCT)
         weight_tile = weight_tile.to(PRODUCT)

@@ -2,13 +2,13 @@
 
     v[-1] = s / 2    k[-1] = 0                      s the threshold, k the tracer: the net count of spikes so far
     v[t] = v[t-1] + current[t]
-    q[t] = +1 where v[t] >= s and k[t-1] < P,  -1 where v[t] < 0 and k[t-1] > N,  else 0
+    q[t] = +1 if v[t] >= s and k[t-1] < P,  -1 if v[t] < 0 and k[t-1] > N,  else 0
     v[t] = v[t] - s * q[t]    k[t] = k[t-1] + q[t]
 
-T time steps lead; the other dimensions are neurons and never mix. P = pos_max and N = neg_min bound the tracer. Once
-the input is quiet, s * k moves to s * clamp(floor(sum(current) / s + 1/2), N, P), which is what the quantiser computes
-(SpikeZIP-TF, ICML 2024). v is kept in float32 for float16 and bfloat16 currents and in the current's own dtype else.
-`stbif_block` adds a folded bias and a residual on the way in; `max_pool_delta` is the max pool between such layers.
+The first axis is T time steps; the others are independent neurons. P = pos_max and N = neg_min bound the tracer. Once
+the input ends, s * k moves to s * clamp(floor(sum(current) / s + 1/2), N, P), which is the quantiser's result
+(SpikeZIP-TF, ICML 2024). v is kept in float32 for float16 and bfloat16 currents, else in the current's own dtype.
+`stbif_block` adds a folded bias and a residual to the current; `max_pool_delta` is the max pool between such layers.
 """
 
 from collections.abc import Callable
@@ -39,11 +39,11 @@ def stbif(
 ) -> Tensor:
     """Return q as int8 ("codes", no gradient) or s * q in the dtype of `current` ("values"), shaped (T, ...).
 
-    `threshold` is a positive float or a tensor of one element on the device of `current`. "values" are differentiable
-    in both: the comparisons v >= s and v < 0 take the derivative of sigmoid(4 x / s), which is (4 / s) sig (1 - sig);
-    the bounds on the tracer are constants. Raises TypeError for a current that is not floating point, ValueError for
-    one without time steps, a threshold that is not one positive number, bounds that do not hold 0, or an unknown output
-    or implementation, and dispatch.Unavailable where the implementation cannot run.
+    `threshold` is a positive float or a one-element tensor on the device of `current`. "values" are differentiable in
+    current and threshold: the comparisons v >= s and v < 0 have the derivative of sigmoid(4 x / s), (4 / s) sig (1 -
+    sig); the bounds on the tracer are constants. Raises TypeError for a current that is not floating point, ValueError
+    for one without time steps, a threshold that is not a single positive number, bounds that exclude 0, or an unknown
+    output or implementation, and dispatch.Unavailable if the implementation cannot run.
     """
     codes = _check_neuron(threshold, pos_max, neg_min, output)
     given = StBifInputs(current, None, None, threshold_of(threshold, current), pos_max, neg_min, codes)
@@ -61,13 +61,13 @@ def stbif_block(
     output: Output = "values",
     implementation: str = "auto",
 ) -> Tensor:
-    """Return what `stbif` returns for the charge of a convolution with folded bias and a shortcut.
+    """Return the result of `stbif` for the charge of a convolution with folded bias and a shortcut.
 
-        x[t] = (current[t] + bias[t]) + residual[t]        v[t] = v[t-1] + x[t], and on as above
+        x[t] = (current[t] + bias[t]) + residual[t]        v[t] = v[t-1] + x[t], then as above
 
-    current and residual are (T, B, C, ...) and bias (T, C), one number a channel and step: a folded bias arrives as
-    bias / step at t < step and 0 after. x is summed in the dtype of v. Gradients and errors are those of `stbif`, with
-    bias and residual differentiable as well; ValueError also for shapes that do not fit.
+    current and residual are (T, B, C, ...) and bias (T, C), one number per channel and step: a folded bias arrives as
+    bias / step at t < step and 0 after. x is summed in the dtype of v. Gradients and errors are those of `stbif`, and
+    bias and residual are differentiable too; also raises ValueError for shapes that do not fit.
     """
     codes = _check_neuron(threshold, pos_max, neg_min, output)
     given = StBifInputs(current, bias, residual, threshold_of(threshold, current), pos_max, neg_min, codes)
@@ -82,17 +82,17 @@ def max_pool_delta(
         A[t] = A[t-1] + values[t]        out[t] = max_pool(A[t]) - max_pool(A[t-1])        both 0 at t = -1
 
     (T, B, C, H, W) to (T, B, C, H', W') with H' = (H + 2 padding - kernel_size) // stride + 1, in the dtype of
-    `values`; windows are square, padding is never the largest. A is summed in float64 and rounded to float32 for
-    float16, bfloat16 and float32 values. Differentiable: the first of equals in a window takes all. Raises TypeError
-    for values that are not floating point, ValueError for another number of dimensions, no time steps or windows that
-    do not fit, and dispatch.Unavailable as `stbif` does.
+    `values`; windows are square, and padding is never the maximum. A is summed in float64 and rounded to float32 for
+    float16, bfloat16 and float32 values. Differentiable: the first maximum in a window gets the gradient. Raises
+    TypeError for values that are not floating point, ValueError for a wrong number of dimensions, no time steps or
+    windows that do not fit, and dispatch.Unavailable like `stbif`.
     """
     given = Pool(values, kernel_size, stride, padding)
     return max_pool_delta_op("max_pool_delta", implementation, given, lambda: _check_windows(*given))
 
 
 def _fired(given: StBifInputs, implementation: str, check: Callable[[], None]) -> Tensor:
-    """Return the spikes, without gradients if they are codes, which have none in any implementation."""
+    """Return the spikes, without gradients for codes, which have none in any implementation."""
     if given.codes and torch.is_grad_enabled():
         constants: list[Any] = [each.detach() if isinstance(each, Tensor) else each for each in given]
         given = StBifInputs(*constants)
@@ -129,8 +129,8 @@ def _check_windows(values: Tensor, kernel_size: int, stride: int, padding: int) 
 
 
 def _check_neuron(threshold: Tensor | float, pos_max: int, neg_min: int, output: str) -> bool:
-    """Raise where a number does not fit, and return whether the output is codes."""
-    # a tensor's value is not read: on a GPU that would wait for the device
+    """Raise ValueError if a number does not fit, and return whether the output is codes."""
+    # a tensor's value is not read, because on a GPU that would synchronise
     if not isinstance(threshold, Tensor) and not threshold > 0:
         raise ValueError(f"stbif: threshold must be positive, not {threshold}")
     if not neg_min <= 0 < pos_max:

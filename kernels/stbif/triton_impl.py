@@ -1,9 +1,9 @@
-"""ST-BIF and the max pool of running sums in Triton, with gradients: a program walks T with its state in registers.
+"""ST-BIF and the max pool of running sums in Triton, with gradients: programs loop over T with state in registers.
 
-State is float32, or float64 for float64 tensors, and nothing is fused into a multiply-add, so codes are the
-equation's bit for bit. The forward pass keeps nothing for a gradient: backwards, a block of neurons fires once more and
-leaves its membranes where their gradients will be, the codes beside them. Loops over the T of a neuron are unrolled,
-one compilation per T, and read step t + 1 before they store step t: the compiler moves no load above a store that might
+State is float32, or float64 for float64 tensors, and multiply-adds are not fused, so codes equal the equation's bit for
+bit. The forward pass stores nothing for a gradient: the backward pass recomputes a block of neurons, writing membranes
+where their gradients will be, and codes to a separate buffer. Loops over a neuron's T are unrolled, with one
+compilation per T, and read step t + 1 before they store step t: the compiler moves no load above a store that might
 alias it.
 
 The pool sums each pixel once, in a separate launch, because float64 is slow on a GPU (1/64 of float32 on Orin): summing
@@ -35,20 +35,20 @@ from benchd.kernels.stbif.ops import (
 
 
 class _Cut(NamedTuple):
-    """The neurons, pixels or windows of a program, and its warps: four a thread where there are enough of them."""
+    """A program's neurons, pixels or windows, and its warps: four per thread if there are enough of them."""
 
     block: int
     warps: int
 
 
-# By architecture, 0 being any other: how many neurons fill the device, then the cut for fewer and that for more
+# By architecture (0: any other): how many neurons fill the device, then the tiling for fewer and for more
 _CUTS: Mapping[int, tuple[int, _Cut, _Cut]] = {
     0: (2**16, _Cut(128, 4), _Cut(512, 4)),
     87: (2**13, _Cut(128, 4), _Cut(512, 4)),
 }
 
 
-# the gradients hold more in registers: four neurons a thread would leave a third of the occupancy, or less
+# gradients need more registers: four neurons per thread would leave a third of the occupancy or less
 _LEARNING = _Cut(128, 4)
 
 
@@ -96,7 +96,7 @@ def _stbif_backward(given: StBifBackward) -> tuple[Tensor, Tensor]:
 def _terms(
     current: Tensor, bias: Tensor | None, residual: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None, int, int]:
-    """Return the terms laid out as the kernels read them, the number of channels and how many neighbours share one."""
+    """Return the terms laid out for the kernels, the number of channels and how many neighbours share a channel."""
     current = laid_out(current, by_channel=bias is not None)
     width, run = (1, 1) if bias is None else layout.channels(current)
     schedule = None if bias is None else bias.contiguous()
@@ -109,7 +109,7 @@ def _constants(steps: int, n: int, cut: _Cut) -> dict[str, Any]:
 
 @triton.jit
 def _index(n, WIDE: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the places of this program's elements, and which of them there are."""
+    """Return the indices of this program's elements, and a mask of those that exist."""
     program = tl.program_id(0)
     if WIDE:
         program = program.to(tl.int64)
@@ -139,7 +139,7 @@ def _stbif_kernel(
     current, bias, residual, threshold, spikes, n, channels, run, pos_max, neg_min,
     CHANNELS_LAST: tl.constexpr, T: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Walk over T with a block of neurons, which lie in memory in any order that all steps share."""
+    """Loop over T for a block of neurons, in any memory order that all steps share."""
     STATE: tl.constexpr = threshold.dtype.element_ty
     CODES: tl.constexpr = spikes.dtype.element_ty == tl.int8
     i, inside = _index(n, WIDE, BLOCK)
@@ -178,7 +178,7 @@ def _stbif_backward_kernel(
     grad, current, bias, residual, threshold, codes, to_charge, to_threshold, n, channels, run, pos_max, neg_min,
     CHANNELS_LAST: tl.constexpr, T: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Fire over T once more, leaving membranes in `to_charge`, and walk back; to_threshold has one sum a program."""
+    """Recompute T steps, storing membranes in `to_charge`, then go backwards; to_threshold has one sum per program."""
     STATE: tl.constexpr = threshold.dtype.element_ty
     i, inside = _index(n, WIDE, BLOCK)
     channel = (i if CHANNELS_LAST else i // run) % channels
@@ -263,7 +263,7 @@ def _running_sums(values: Tensor) -> Tensor:
 
 
 def _pool(sums: Tensor, out: Tensor, kernel_size: int, stride: int, padding: int) -> None:
-    """Write to `out` the pools of `sums`, differenced over T, or where it is int32 which tap of a window won."""
+    """Write to `out` the pools of `sums`, differenced over T or, if it is int32, the winning tap of each window."""
     n = out[0].numel()
     cut = _cut(sums.device, n)
     launch.run(
@@ -275,7 +275,7 @@ def _pool(sums: Tensor, out: Tensor, kernel_size: int, stride: int, padding: int
 
 
 def _sizes(values: Tensor, out: Tensor) -> tuple[int, ...]:
-    """Return channels, height and width of the pictures, height and width of what is pooled from them."""
+    """Return channels, height and width of the images, and height and width of the pooled output."""
     return *values.shape[2:], *out.shape[3:]
 
 
@@ -302,7 +302,7 @@ def _pool_kernel(
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, T: tl.constexpr, WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Walk over T with a block of windows; the first of equals wins, as in torch."""
+    """Loop over T for a block of windows; the first maximum wins, as in torch."""
     STATE: tl.constexpr = sums.dtype.element_ty
     WINNERS: tl.constexpr = out.dtype.element_ty == tl.int32
     i, inside = _index(out_step, WIDE, BLOCK)
@@ -337,7 +337,7 @@ def _unpool_kernel(
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, T: tl.constexpr, WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Walk back over T with a block of pixels, each of which collects from the windows that it won."""
+    """Loop backwards over T for a block of pixels, each of which collects from the windows that it won."""
     STATE: tl.constexpr = to_values.dtype.element_ty
     i, inside = _index(step, WIDE, BLOCK)
     pixel = i // channels
@@ -358,7 +358,7 @@ def _unpool_kernel(
             at = ((image * out_height + y // STRIDE) * out_width + x // STRIDE) * channels + i % channels
             won = meets & (tl.load(winners + at, mask=meets, other=-1) == tap)
             carried += tl.load(grad + at, mask=won, other=0.0).to(STATE)
-            # the next step takes the pool away again
+            # the next step subtracts the pool again
             carried -= tl.load(grad + out_step + at, mask=won & (back > 0), other=0.0).to(STATE)
         tl.store(to_values + i, carried, mask=inside)
         grad -= out_step

@@ -1,12 +1,12 @@
-"""A layer of Vision Mamba on a GPU in half precision, beside its scans in three launches: products with what follows.
+"""A Vision Mamba layer on a GPU in half precision, except its scans, as three launches: products and their epilogues.
 
     in_conv      x, z = in_proj(normed);  u[g] = silu(conv[g](x)), g = 0 looks back over the tokens and 1 ahead
     steps        B[g], C[g], low[g] = x_proj[g] u[g];  delta[g] = softplus(dt_proj[g] low[g] + dt_bias[g])
     out_norm     residual' = residual + out_proj((y[0] + y[1]) silu(z));  normed = rms_norm(residual') weight
 
-They are for float16 and bfloat16, whose products a GPU makes in tiles with float32 sums; as launches of their own,
-products, convolution, gate and norm write 0.9 MB an image and layer that the next launch reads again (Vim tiny). B
-images, L tokens, dim numbers of a token outside and E inside the layer, N states, R = rank.
+These are for float16 and bfloat16, whose products a GPU computes in tiles with float32 sums; as separate launches,
+products, convolution, gate and norm write 0.9 MB per image and layer that the next launch reads again (Vim tiny). B
+images, L tokens, dim numbers per token outside and E inside the layer, N states, R = rank.
 """
 
 import torch
@@ -18,13 +18,13 @@ from benchd.kernels.vim_layer.ops import InConv, OutNorm, Steps, in_conv_op, out
 __all__ = ["DTYPES", "MOST_DIM", "in_conv", "out_norm", "steps", "takes"]
 
 DTYPES = (torch.float16, torch.bfloat16)
-MOST_DIM = 1024  # a program of `out_norm` holds whole tokens
+MOST_DIM = 1024  # a program of `out_norm` processes whole tokens
 
 load_all(__name__)
 
 
 def takes(dtype: torch.dtype, dim: int, device: torch.device) -> bool:
-    """Return whether "triton" computes all three in `dtype` for tokens of `dim` numbers on this GPU."""
+    """Return whether "triton" supports all three in `dtype` for tokens of `dim` numbers on this GPU."""
     if dtype not in DTYPES or dim > MOST_DIM:
         return False
     return dtype == torch.float16 or device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
@@ -35,8 +35,8 @@ def in_conv(
 ) -> tuple[Tensor, Tensor]:
     """Return u (2, B, L, E) and z (B, L, E) in the dtype of normed.
 
-    normed (B, L, dim); weight (2 E, dim), of x then of z; taps (2, E, 4) and shift (2, E) of the convolutions, as
-    `causal_conv1d_pair` has them. Errors are those of `out_norm`.
+    normed (B, L, dim); weight (2 E, dim), first for x, then for z; taps (2, E, 4) and shift (2, E) of the convolutions,
+    as in `causal_conv1d_pair`. Errors are those of `out_norm`.
     """
     given = InConv(normed, weight, taps, shift)
     return in_conv_op("in_conv", implementation, given, lambda: _check_in_conv(given))
@@ -47,7 +47,7 @@ def steps(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return delta (2, B, L, E) in the dtype of u, B and C (2, B, L, N) in float32.
 
-    u (2, B, L, E); weight (2, E, 2 N + R or more columns), of B, C and the low rank's numbers; dt_weight (2, E, R);
+    u (2, B, L, E); weight (2, E, at least 2 N + R columns), for B, C and the low-rank numbers; dt_weight (2, E, R);
     dt_bias (2, E). Errors are those of `out_norm`.
     """
     given = Steps(u, weight, dt_weight, dt_bias, states)
@@ -61,9 +61,9 @@ def out_norm(
     """Return normed (B, L, dim) in the dtype of the norm's weight, and residual' (B, L, dim) in float32.
 
     y (2, B, L, E), z (B, L, E), weight (dim, E), residual (B, L, dim) in float32, norm (dim,). Raises TypeError for a
-    tensor that is not floating point, ValueError for a wrong shape or a second device, and dispatch.Unavailable where
-    the implementation cannot run here: there is none in C, and "triton" neither learns nor takes a dim above MOST_DIM
-    or another dtype than DTYPES.
+    tensor that is not floating point, ValueError for a wrong shape or a second device, and dispatch.Unavailable if the
+    implementation cannot run here: there is none in C, and "triton" supports neither gradients, nor a dim above
+    MOST_DIM, nor a dtype outside DTYPES.
     """
     given = OutNorm(y, z, weight, residual, norm, eps)
     return out_norm_op("out_norm", implementation, given, lambda: _check_out_norm(given))

@@ -1,4 +1,4 @@
-"""The fused parts of a Vim layer as ops of torch; those of kernels are for inference, with sums in float32."""
+"""The fused parts of a Vim layer as torch ops; the kernels' ops are for inference, with sums in float32."""
 
 from typing import NamedTuple
 
@@ -40,20 +40,20 @@ class OutNorm(NamedTuple):
 
 @op("vim_in_conv")
 def in_conv_op(given: InConv) -> tuple[Tensor, Tensor]:
-    """Make u (2, B, L, E) and z (B, L, E)."""
+    """Allocate u (2, B, L, E) and z (B, L, E)."""
     rows, inner = given.normed.shape[:-1], given.weight.shape[0] // 2
     return given.normed.new_empty((2, *rows, inner)), given.normed.new_empty((*rows, inner))
 
 
 @op("vim_steps")
 def steps_op(given: Steps) -> tuple[Tensor, Tensor, Tensor]:
-    """Make delta (2, B, L, E), B and C (2, B, L, N)."""
+    """Allocate delta (2, B, L, E), B and C (2, B, L, N)."""
     u, shape = given.u, (*given.u.shape[:-1], given.states)
     return u.new_empty(u.shape), u.new_empty(shape, dtype=torch.float32), u.new_empty(shape, dtype=torch.float32)
 
 
 @op("vim_out_norm")
 def out_norm_op(given: OutNorm) -> tuple[Tensor, Tensor]:
-    """Make normed and residual', both (B, L, dim)."""
+    """Allocate normed and residual', both (B, L, dim)."""
     shape = given.residual.shape
     return given.norm.new_empty(shape), given.residual.new_empty(shape, dtype=torch.float32)

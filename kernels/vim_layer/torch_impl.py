@@ -1,4 +1,4 @@
-"""The fused parts of a Vim layer in plain PyTorch and the ops that they are made of."""
+"""The fused parts of a Vim layer in plain PyTorch and the ops that they combine."""
 
 from torch import Tensor
 from torch.nn import functional

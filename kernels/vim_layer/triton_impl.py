@@ -1,8 +1,8 @@
-"""The fused parts of a Vim layer on a GPU: a program makes a tile of products and what follows from it in registers.
+"""The fused parts of a Vim layer on a GPU: a program computes a tile of products and its epilogue in registers.
 
-Products are of half tiles with float32 sums. Loops over the inner dimension are not pipelined: few programs run, or
-many that hide each other's reads. Tiles have at most 32 rows, which every architecture multiplies by the same
-instruction.
+Products are of half-precision tiles with float32 sums. Loops over the inner dimension are not pipelined: either few
+programs run, or many that hide each other's reads. Tiles have at most 32 rows, which every architecture multiplies with
+the same instruction.
 """
 
 from typing import no_type_check
@@ -18,12 +18,12 @@ from benchd.kernels.selective_scan.triton_impl import silu, softplus
 from benchd.kernels.vim_layer import DTYPES, MOST_DIM
 from benchd.kernels.vim_layer.ops import InConv, OutNorm, Steps, in_conv_op, out_norm_op, steps_op
 
-_HALO: tl.constexpr = tl.constexpr(3)  # tokens that a convolution of width 4 sees on one side
+_HALO: tl.constexpr = tl.constexpr(3)  # tokens on one side that a convolution of width 4 reads
 _COUNTS = ("length", "rows", "blocks")  # not worth a specialisation
-_ROWS, _MANY_ROWS = 16, 32  # of a tile, for few tokens and for many
-_MANY = 2**11  # tokens from which every multiprocessor of a large GPU has a tile of 32
-_SPLITS = 3  # of delta's channels, for few tokens: programs that each make the low rank's numbers again
-_DEPTH = 64  # numbers of the inner dimension that are multiplied at once
+_ROWS, _MANY_ROWS = 16, 32  # per tile, for few tokens and for many
+_MANY = 2**11  # number of tokens from which every multiprocessor of a large GPU has a tile of 32
+_SPLITS = 3  # of delta's channels, for few tokens: each program recomputes the low-rank numbers
+_DEPTH = 64  # numbers of the inner dimension multiplied at once
 
 
 def _rows(count: int) -> int:
@@ -111,9 +111,9 @@ def _in_conv_kernel(
     normed, weight, taps, shift, u, z, length, blocks,
     DIM: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Make x or z of a tile of channels for ROWS tokens, of which those at the border are another tile's.
+    """Compute x or z for a tile of channels and ROWS tokens, where those at the border belong to other tiles.
 
-    x is rounded, as a tensor of its own would be, and moved along the tokens by products with matrices of ones.
+    x is rounded, as a separate tensor would be, and shifted along the tokens by products with matrices of ones.
     """
     image = (tl.program_id(0) // blocks).to(tl.int64)
     i = tl.arange(0, ROWS)
@@ -154,7 +154,7 @@ def _steps_kernel(
     INNER: tl.constexpr, COLUMNS: tl.constexpr, STATES: tl.constexpr, RANK: tl.constexpr, ROWS: tl.constexpr,
     STATE_TILE: tl.constexpr, RANK_TILE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Make B, C and delta of a tile of tokens in one direction."""
+    """Compute B, C and delta for a tile of tokens in one direction."""
     g = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     n, r = tl.arange(0, STATE_TILE), tl.arange(0, RANK_TILE)
@@ -192,7 +192,7 @@ def _out_norm_kernel(
     stream_image, stream_token, eps,
     DIM: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr, DIM_TILE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Gate a tile of tokens, project it, add the residual and norm the sum; all numbers of a token are in the tile."""
+    """Gate a tile of tokens, project it, add the residual and normalise the sum; the tile contains whole tokens."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     image, token = row // length, row % length
     inside = row < rows

@@ -325,7 +325,7 @@ REFUSED = [
     (delta_projection, {"weight": (2, 5, 1)}, "weight must be (2, channels, 3), not (2, 5, 1)"),
     (delta_projection, {"bias": (5,)}, "bias must be (2, 5), not (5,)"),
     (spike_conv2d, {"x": (5, 6, 8)}, "x must be (N, C, H, W)"),
-    (spike_conv2d, {"x": (2, 0, 6, 8), "weight": (4, 0, 3, 3)}, "with something in each image"),
+    (spike_conv2d, {"x": (2, 0, 6, 8), "weight": (4, 0, 3, 3)}, "with nonempty images"),
     (spike_conv2d, {"weight": (4, 1, 3, 3)}, "weight must be (O, 5, kh, kw), not (4, 1, 3, 3)"),
     (spike_conv2d, {"bias": (3,)}, "bias must be (4,), not (3,)"),
     (spike_conv2d, {"stride": 0}, "stride >= 1 and padding >= 0, not 0 and 1"),
