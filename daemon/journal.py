@@ -119,7 +119,7 @@ def replace(path: Path, parts: Iterable[bytes]) -> None:
 def explaining(path: Path) -> Iterator[None]:
     """Raise a file system error as UsageError or Full, and a damaged archive as SchemaError.
 
-    The message names the path and what to do.
+    The message gives the path and the remedy.
     """
     try:
         yield

@@ -535,13 +535,13 @@ TOP1 = "top-1"
 
 
 class Accuracy(Struct, frozen=True, kw_only=True):
-    """A variant's top-1 or user's `metric`, and that of plain eager fp32 (`reference`) on the same items.
+    """A variant's top-1 or user's `metric`, and the same for plain eager fp32 (`reference`), on the same items.
 
     `low` and `high` are the 95 % interval of `value`. `drop` is how much worse the variant is than plain fp32, with its
-    95 % interval, of width 0 for plain fp32 itself. For top-1, a share from 0 to 1, they are Wilson's and Tango's
-    intervals; `gained` counts the items that only the variant gets right, `lost` those that only fp32 gets right. For a
-    metric they come from `draws` resamples of the items, the same for both (paired bootstrap). `data` names the items,
-    and `data_sha256` covers everything the model read and the targets.
+    95 % interval, of width 0 for plain fp32 itself. For top-1, a share from 0 to 1, the intervals are Wilson's and
+    Tango's; `gained` counts the items that only the variant gets right, `lost` those that only fp32 gets right. For a
+    metric, they come from `draws` resamples of the items, on which variant and fp32 are compared (paired bootstrap).
+    `data` names the items, and `data_sha256` covers everything the model read and the targets.
     """
 
     metric: str = TOP1
@@ -678,7 +678,7 @@ class Inputs(Struct, frozen=True, kw_only=True):
 
 
 def file_of(text: str) -> str:
-    """Return the FILE of FILE or FILE.py:FUNCTION, which may have a suffix."""
+    """Return the FILE part of FILE or FILE.py:FUNCTION, with or without a suffix."""
     stem, dot_py, _ = text.partition(".py:")
     return f"{stem}.py" if dot_py else text
 
@@ -818,7 +818,7 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
 
 
 class Quantisation(Struct, frozen=True, kw_only=True):
-    """How an int8 file of benchd is quantised: the number of int8 layers, and the others with the reason.
+    """How benchd quantised an int8 file: the number of int8 layers, and the others with the reason.
 
     `exact` of the `layers` read integers, such as spikes, so that only their weights are rounded. Errors compare the
     file with the fp32 file on calibration images, as shares of the largest output.
@@ -1011,8 +1011,8 @@ class NeuroBench(Struct, frozen=True, kw_only=True):
     Sparsities are shares of zeros: among the weights, and among the outputs of activations and neurons, null if there
     are none. `effective_macs` are multiply-accumulates of two non-zero numbers; `effective_acs` are those of calls
     whose inputs are all -1, 0 or 1. `scaled_acs` is the part of `effective_macs` with spikes of another height, which a
-    fixed weight absorbs. `dense_operations` include zeros. `membrane_updates` is null if no potential is visible.
-    Layers in `uncounted` are excluded from all of them.
+    fixed weight absorbs. `dense_operations` include zeros. `membrane_updates` is null if no potential is visible. No
+    metric includes the layers in `uncounted`.
     """
 
     footprint_bytes: int
@@ -1095,13 +1095,13 @@ class ProcessResult(Struct, kw_only=True):
 class Environment(Struct, frozen=True, kw_only=True):
     """The machine and the software under a case: what two records must share to be comparable.
 
-    `fingerprint` has two hashes: of everything except what may differ between two runs on an unchanged machine, and of
-    benchd itself, so that a baseline outlives an upgrade. What may differ is `threads` (the model may set its own), the
-    thermal state before the first case (`temperature_c` by zone, `cooling` with the level of each active device), the
-    `load` average of the last minute, the `command` line and the CPUs in `affinity`. `allocator` holds the settings
-    that benchd gives a worker's heap, `variables` the environment variables that change how a worker computes, null if
-    unknown; `software` is what the worker's libraries and kernels were built from, and `system` the settings of kernel,
-    firmware and cgroup. No value contains a folder.
+    `fingerprint` contains two hashes: one of everything except what may differ between two runs on an unchanged
+    machine, and one of benchd itself, so that a baseline outlives an upgrade. What may differ is `threads` (the model
+    may set its own), the thermal state before the first case (`temperature_c` by zone, `cooling` with the level of each
+    active device), the `load` average of the last minute, the `command` line and the CPUs in `affinity`. `allocator`
+    holds the settings that benchd gives a worker's heap, `variables` the environment variables that change how a worker
+    computes, null if unknown; `software` is what the worker's libraries and kernels were built from, and `system` the
+    settings of kernel, firmware and cgroup. No value contains a folder.
     """
 
     fingerprint: str

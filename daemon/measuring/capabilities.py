@@ -174,7 +174,7 @@ def _torchvision(facts: dict[str, str | None], root: Path) -> Capability:
 
 
 def _python_headers() -> Capability:
-    """Return whether Python.h is installed, with which Triton compiles its launchers on a GPU."""
+    """Return whether Python.h, with which Triton compiles its launchers on a GPU, is installed."""
     path = Path(sysconfig.get_path("include"), "Python.h")
     if path.exists():
         return Capability("Python.h", "program", usable=True, detail=str(path))

@@ -19,7 +19,7 @@ def is_named(text: str) -> bool:
 
 
 def only(models: Iterable[object]) -> str | None:
-    """Return the net from the Hub if one of these is its name or a list of only its name, else None."""
+    """Return the net from the Hub if `models` contains its name, or a list with only its name; else None."""
     alone = (each[0] if isinstance(each, list) and len(each) == 1 else each for each in models)
     return next((each for each in alone if isinstance(each, str) and is_named(each)), None)
 

@@ -118,11 +118,11 @@ class _Graph:
         return sizes[int(numpy_helper.to_array(axis).item())] if axis is not None and sizes else 0
 
     def _constant(self, names: Sequence[str]) -> int:
-        """Return the sum of the largest numbers in those of these tensors that are stored."""
+        """Return the sum of the largest numbers in the stored tensors among `names`."""
         return sum(self._largest(name) for name in names if name not in self._followed)
 
     def _largest(self, name: str) -> int:
-        """Return the largest number of a stored tensor, of a followed one with all inputs at 1, otherwise 0."""
+        """Return the largest number in a stored tensor, or in a followed one if all inputs are 1; otherwise 0."""
         if name in self._followed:
             index = self._followed[name]
             return sum(index.factors.values()) + index.constant

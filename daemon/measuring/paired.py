@@ -56,8 +56,8 @@ class Request:
     """What to compare, and how. `pairs` fixes the number of pairs; None means looks after 7, 11 and 15.
 
     It is one of `comparisons` comparisons, which share the error. `layers` also requests a profile from each process.
-    `pythons`, `variables` and `one_input` (see `Compare`) have one entry for both sides or one per side, as have
-    `modules`, the user's modules or ONNX files; with these, the cases omit the model: `eager,b4`.
+    `pythons`, `variables`, `one_input` (see `Compare`) and `modules` (the user's modules or ONNX files) have one entry
+    for both sides or one per side; with `modules`, the cases omit the model: `eager,b4`.
     """
 
     cases: list[str]
@@ -192,7 +192,7 @@ def _planned(
 def _short(entry: Planned) -> Planned:
     """Return the entry with short processes, unless the user chose how long each measures.
 
-    The variation between processes decides, and running any of them longer does not show it.
+    The verdict depends on the variation between processes, which longer processes do not reveal.
     """
     is_chosen = entry.case.scenario not in PLAIN or entry.limits.rule != STOP_RULES["quick"]
     return entry if is_chosen else replace(entry, limits=msgspec.structs.replace(entry.limits, rule=SHORT))

@@ -54,7 +54,7 @@ PRESETS = {
 }
 DEFAULT_MODELS = tuple(name for name, model in catalog.MODELS.items() if model.is_planned)
 START_S = 15.0  # spawn, import, build and check of one process, measured on two cores
-GPU_NODES = ("dev/nvidiactl", "dev/nvmap")  # a desktop driver's and a Tegra's
+GPU_NODES = ("dev/nvidiactl", "dev/nvmap")  # of a desktop driver and of a Tegra
 NOT_ITS_DEVICE = 'the suite has device = "cuda", but this run is on the CPU (no visible NVIDIA GPU, or --device cpu)'
 OWN_REFERENCE = "the reference of an ONNX file is its own run in ONNX Runtime"
 MAX_BATCH_SIZE = 2**20
@@ -65,7 +65,7 @@ SEARCHED_BATCH_SIZES = [2**power for power in range(11)]
 SUSTAINED_S = 600.0
 COLD_STARTS = 5
 LEAST_RISE = 0.02  # the gain in throughput that makes a search double the batch again
-MEMORY_SHARE = 0.8  # of memory, for twice the peak: beyond it the kernel kills processes, and not only ours
+MEMORY_SHARE = 0.8  # of memory, the limit for twice the peak: beyond it the kernel kills processes, and not only ours
 POOL_IMAGES = 256  # used for accuracy if data and weights are given without a number
 
 

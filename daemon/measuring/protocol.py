@@ -48,8 +48,8 @@ def encoded(message: object) -> bytes:
 class Limits(Struct, frozen=True, kw_only=True):
     """How long and how precisely one case is measured: a preset, possibly changed by the configuration.
 
-    The `_deadline_s` fields limit the stages without a cap, and each part of `accuracy`, which takes as long as the
-    data set is large; `grace_s` is added to the caps, because the worker finishes the run in progress.
+    The `_deadline_s` fields limit the stages without a cap, and each part of `accuracy`, whose duration depends on the
+    size of the data set; `grace_s` is added to the caps, because the worker finishes the run in progress.
     """
 
     processes: int
@@ -222,7 +222,7 @@ class Golden(Struct, frozen=True):
 
 
 class Packed(Struct, frozen=True, kw_only=True):
-    """The worker's description of the files it wrote: how they are called, and the answers to expect.
+    """The worker's description of the files it wrote: how to call them, and the answers to expect.
 
     `entry` builds a module: `package.module:function` in `code/`, or the model's name in the catalog.
     """
@@ -239,7 +239,7 @@ class Packed(Struct, frozen=True, kw_only=True):
 class Outcome(Struct, kw_only=True, tag="outcome"):
     """The results of one process, filled in as it runs and sent as the last line of its output.
 
-    With `is_partial`, it is sent before the end, so that what was measured does not depend on what follows.
+    With `is_partial`, it is sent before the end, so that the measurements survive a later failure.
     """
 
     process: ProcessResult

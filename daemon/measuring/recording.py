@@ -324,7 +324,7 @@ def _neighbour(outcomes: Sequence[Outcome]) -> NeighbourResult | None:
 
 
 def _requests(outcomes: Sequence[Outcome]) -> Requests | None:
-    """Return the requests of all processes, with the lowest of their rates, which all meet if each meets its own."""
+    """Return the requests of all processes at the lowest of their rates, which all meet if each meets its own."""
     requests = [outcome.process.requests for outcome in outcomes if outcome.process.requests]
     if not requests:
         return None

@@ -207,7 +207,7 @@ class Session:
             self._hand_over(sink, record, body)
 
     def _failed(self, record: Record, reason: str) -> Record:
-        """Return a failed record to publish instead: with none, a service would measure the case over and over."""
+        """Return a failed record to publish instead: without one, a service would measure the case over and over."""
         run, run_id = self.run(record.suite_id), RunId(record.run_id, record.t_wall, record.t_mono_ns)
         made = recording.record(record.case, record.preset, run, run_id, [unmeasured("failed", reason)])
         return msgspec.structs.replace(

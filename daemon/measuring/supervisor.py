@@ -136,7 +136,7 @@ class Supervisor:
                     return
 
     def _abort(self, cases: Sequence[MeasuredCase], aborted: Outcome) -> None:
-        """Abort the incomplete cases like the aborted one, if all of their processes are needed."""
+        """Mark the incomplete cases as aborted for the same reason, if all of their processes are needed."""
         for one in cases:
             if self.needs_all and one.outcomes and one.is_incomplete:
                 one.outcomes.append(unmeasured("aborted", aborted.process.reason))
@@ -232,7 +232,7 @@ class Supervisor:
         )
 
     def _shared_cpus(self, turns: Sequence[Turn]) -> list[int]:
-        """Draw the CPUs that a pair shares, not the sampler's; none if a process needs all."""
+        """Draw the CPUs that a pair shares, excluding the sampler's; none if a process needs all."""
         cpus = os.sched_getaffinity(0)
         needed = max(turn.planned.case.threads or len(cpus) for turn in turns)
         free = cpus - {spare_cpu(cpus, self.session.machine.device, needed)}

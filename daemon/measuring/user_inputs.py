@@ -137,7 +137,7 @@ def _refuse_large(spec: InputSpec, size: int) -> None:
 
 
 def limits(dtype: Dtype) -> tuple[int | float, int | float]:
-    """Return the smallest and the largest number of a type; for a float the largest finite one, either sign."""
+    """Return the smallest and the largest number of a type; for a float, the largest finite one with either sign."""
     if dtype == "bool":
         return 0, 1
     if "float" in dtype:

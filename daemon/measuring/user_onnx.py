@@ -67,8 +67,8 @@ def open_inputs(path: Path) -> list[str]:
 def precision(path: Path) -> Precision:
     """Return the format the file computes in: the type of most of its products' weights; inputs may differ.
 
-    Without products it is the type of its tables, and without tables that of its first float input. Raises UsageError
-    for bfloat16.
+    Without products it is the type of its tables, and without tables the type of its first float input. Raises
+    UsageError for bfloat16.
     """
     graph = _read(path).graph
     if _is_quantised(graph.node):

@@ -16,7 +16,7 @@ from benchd.daemon.profiling.profile import BreakEven, Crossing, RatePoint, Rate
 
 DRAWS = 500
 _Curve = list[tuple[float, float, str]]  # rate, logarithm of the ratio, kernels
-_Rows = Sequence[Sequence[float]]  # of each process, the logarithm at each rate
+_Rows = Sequence[Sequence[float]]  # per process, the logarithm at each rate
 
 
 def conclude(sweeps: Sequence[Sweep]) -> BreakEven:

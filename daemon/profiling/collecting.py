@@ -63,7 +63,7 @@ class Found:
 def gather(session: Session, job: ProfileJob, deadline_s: float, kernel_regex: str | None) -> Found:
     """Run every method of the job, child and tools each with a deadline; a failure affects only its own result.
 
-    So does an interrupt, once the child has ended.
+    An interrupt, too, affects only the running method once the child has ended.
     """
     foreign = ForeignUse()
     collected = _in_child(session, job, deadline_s)
@@ -103,7 +103,7 @@ def _in_child(session: Session, job: ProfileJob, deadline_s: float) -> Found:
 
 
 def _with_energy(session: Session, job: ProfileJob, deadline_s: float) -> Collected:
-    """Run the child while sampling; its layers get the energy of a run, or a note why there is none."""
+    """Run the child while sampling; its layers get the energy of a run, or a note on why there is none."""
     sampler, period_s = session.sampler([]), session.config.sampling.period_s
     power = sampler.samples.power
     lasting_s = max(LEAST_S, energy.idle_s(power, period_s)) if power else 0.0

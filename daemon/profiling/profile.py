@@ -306,9 +306,9 @@ class RatePoint(Struct, frozen=True, kw_only=True):
 class BreakEven(Struct, frozen=True, kw_only=True):
     """The firing rate at which a spiking net takes the time and, if measured, the energy of `ann`.
 
-    `halves` are the crossings from either half of the points, taken alternately. `halves_differ` is how far off one
-    half's time is, as a share, where the other crosses, whichever is larger. `own` is the net with its own spikes, and
-    `predicted` the ratio that the curve gives for its rate.
+    `halves` are the crossings from each half of the points (every other one), and `halves_differ` is the larger
+    relative error of one half's curve at the other's crossing. `own` is the net with its own spikes, and `predicted`
+    the ratio that the curve gives for its rate.
     """
 
     ann: str

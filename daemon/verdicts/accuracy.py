@@ -8,7 +8,7 @@ from benchd.daemon.verdicts import proportions
 from benchd.daemon.verdicts.statistics import Interval
 
 RULE_OF_THREE = 3.0
-"""With no event in n trials, its rate is at most 3/n with a confidence of 95 %."""
+"""With no event in n trials, the event rate is at most 3/n with 95 % confidence."""
 
 NOT_ASKED = "no images with labels were given, or no trained weights"
 """The reason in `missing` if accuracy was not requested."""

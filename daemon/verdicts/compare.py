@@ -94,7 +94,7 @@ def compare(
     second: Sequence[Record],
     min_effect: float,
 ) -> list[Comparison]:
-    """Return one Comparison for each case on either side, corrected for their number.
+    """Return one Comparison for each case on either side, with verdicts corrected for the number of cases.
 
     A case that cannot be compared is inconclusive, with the reason and, if there is one, the command to run. A case
     that is unsupported on both sides is left out. A record on both sides counts only for the first: it is not a second
@@ -121,8 +121,8 @@ def pair(
 ) -> Pair:
     """Return the two sides of a case for `judged`; `across_setups` lets environment and clocks differ between them.
 
-    Records that `recommend` rejects, and differing answers, prevent the comparison unless `doubtful`, when `comparison`
-    doubts the verdict instead.
+    Records that `recommend` rejects, and differing answers, prevent the comparison unless `doubtful` is set:
+    `comparison` then doubts the verdict instead.
     """
     reason = _why_not(first, second, across_setups)
     if reason is None and not doubtful:
@@ -137,7 +137,7 @@ def _refused(sides: tuple[Sequence[Record], Sequence[Record]], reason: str) -> P
 
 
 def judged(pairs: Sequence[Pair], min_effect: float = MIN_EFFECT) -> list[Verdict]:
-    """Return the verdict on each pair, corrected for their number."""
+    """Return the verdict on each pair, corrected for the number of pairs."""
     verdicts = iter(judge_plan([pair.effect for pair in pairs if pair.effect], min_effect))
     return [
         _by_levels(next(verdicts), pair) if pair.effect else Verdict(answer="inconclusive", reason=pair.reason)
@@ -146,7 +146,7 @@ def judged(pairs: Sequence[Pair], min_effect: float = MIN_EFFECT) -> list[Verdic
 
 
 def _by_levels(verdict: Verdict, sides: Pair) -> Verdict:
-    """Return the verdict, or inconclusive if either side jumps between two levels further apart than the difference."""
+    """Return the verdict, inconclusive if either side jumps between two levels further apart than the difference."""
     if verdict.answer not in ("faster", "slower"):
         return verdict
     pairs = [timings.two_levels(list(chain(*runs))) for runs in (sides.first_ms, sides.second_ms)]
@@ -286,7 +286,7 @@ def _why_not(first: Sequence[Record], second: Sequence[Record], across_setups: b
 
 
 def _other_network(first: Sequence[Record], second: Sequence[Record]) -> str | None:
-    """Return what makes B a different network from A, else None; weights trained further do not."""
+    """Return what makes B a different network from A, else None; further training of the weights does not."""
     a, b = _measured(first)[-1].model, _measured(second)[-1].model
     return sameness.other_network(a, b) if a and b else None
 

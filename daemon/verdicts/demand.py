@@ -14,7 +14,7 @@ LEAST_SHARE = 1 / 64
 """The search ends without a rate below this share of the back-to-back throughput."""
 
 MOST_TRIALS, TRIAL_SHARE, CONFIRMATIONS = 12, 0.1, 5
-"""The search's trials, which both shares bound; a trial's length as a share of a run; runs that confirm a rate."""
+"""The limit on a search's trials; the length of a trial as a share of a run; the runs that confirm a rate."""
 
 
 class Demand(Struct, frozen=True, kw_only=True):

@@ -37,7 +37,7 @@ If the true one is at most 3 %, every error rate stays below 5 %, although the d
 FEWEST_DEGREES = 2
 """With fewer degrees of freedom, such as for two runs against one, the spread is unknown."""
 
-MOST_DEGREES = 1e6  # of an assumed error
+MOST_DEGREES = 1e6  # for an assumed error
 
 COMMON = 0.5
 """The smallest error from rounds, as a share of Welch's; with 0.25, equal variants are told apart in 5.3 %."""
@@ -146,8 +146,8 @@ def rounds_effect(first: Sequence[float], second: Sequence[float]) -> Effect:
 def welch_effect(first: Sequence[float], second: Sequence[float]) -> Effect:
     """Return the effect from the process medians of one run each of A and B, by Welch's t on their logarithms.
 
-    Takes at least three of each. If their numbers differ, the smaller one gives the degrees of freedom: for three
-    processes against fifteen, Welch's have an error rate of 7 %.
+    Takes at least three of each. If their numbers differ, the smaller one gives the degrees of freedom: with Welch's
+    own, the error rate is 7 % for three processes against fifteen.
     """
     _require_positive(first, second, fewest=FEWEST_PROCESSES)
     (a, variance_a), (b, variance_b) = (mean_and_variance([math.log(v) for v in arm]) for arm in (first, second))
@@ -264,9 +264,9 @@ def _undecided(effect: Effect, interval: Interval, alpha: float, min_effect: flo
 def deciding_repeats(effect: Effect, alpha: float = ALPHA, min_effect: float = MIN_EFFECT) -> int | None:
     """Return how many pairs, runs or days per side would probably decide at this spread; None beyond MOST_REPEATS.
 
-    They decide if, in 4 of 5 cases, the effect they observe is large or small enough. That effect is normally
-    distributed around the present one with the errors of both, at the upper quartile of the true spread given the
-    observed one.
+    They decide if, in 4 of 5 cases, the effect they observe is large or small enough. The observed effect is assumed to
+    be normally distributed around the present one, with the errors of both and the upper quartile of the true spread
+    given the observed one.
     """
     sides = 1.0 if effect.unit == "pairs" else 2.0
     taken = int(effect.degrees / sides) + 1

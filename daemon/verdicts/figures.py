@@ -37,7 +37,7 @@ def is_dropped_median(requests: Requests) -> bool:
 
 
 def energy_error_share(energy: Energy | None) -> float | None:
-    """Return the energy's error bar as a share of it; None if there is no energy."""
+    """Return the error bar as a share of the energy; None if there is no energy."""
     return energy.energy_err_j / energy.energy_j if energy and energy.energy_j > 0 else None
 
 

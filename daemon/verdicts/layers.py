@@ -22,7 +22,7 @@ from benchd.daemon.verdicts.statistics import Interval, student_t_quantile
 BETWEEN = "between the layers"
 FEWEST_ROUNDS = 3
 FEWEST_LAYERS = 4
-"""With fewer large layers, a common change cannot be told from that of a single layer."""
+"""With fewer large layers, a common change cannot be distinguished from that of a single layer."""
 
 LEAST_SHARE, LEAST_MS = 0.01, 0.005
 """Share of the total time, and time: smaller layers do not count towards the common change."""

@@ -28,7 +28,7 @@ def wilson(successes: int, trials: int) -> Interval:
 
 
 def paired_difference(first_only: float, second_only: float, items: float) -> Interval:
-    """Return the 95 % interval of the first share minus the second, both over the same items.
+    """Return the 95 % interval of the first share minus the second, for shares of the same items.
 
     `first_only` counts the items only in the first share, `second_only` those only in the second: the off-diagonal
     cells of McNemar's table. It is the score interval of T. Tango, Statistics in Medicine 17, 1998. Counts need not be

@@ -323,7 +323,7 @@ def _stale(named: Mapping[str, Record]) -> dict[str, str]:
 
 
 def _than(older: Record, newer: Record) -> str | None:
-    """Return how the older measurement differs; different models within one run exclude all variants instead."""
+    """Return how the older measurement differs; if models differ within one run, all variants are excluded instead."""
     changed = sameness.environment_difference(older.environment, newer.environment)
     other = sameness.other_model(older, newer) if older.suite_id != newer.suite_id else None
     return f"in {changed}" if changed else f"with {other}" if other else None
@@ -568,7 +568,7 @@ def line(decision: Decision) -> str:
 
 
 def _noise(decision: Decision) -> str:
-    """Return by how much the first two of those that are not told apart differ, and by how much that is uncertain."""
+    """Return by how much the first two tied variants differ, and the uncertainty of that difference."""
     best, other = (decision.candidates[name] for name in decision.tied[:2])
     ratio = lead(best, other, decision.objective)
     if ratio:

@@ -48,7 +48,7 @@ def _unknown(one: Environment, other: Environment) -> set[str]:
 
 def _compared(environment: Environment) -> dict[str, Any]:
     facts = _flat(comparable(environment))
-    return {name: fact for name, fact in facts.items() if name != "driver" or environment.l4t is None}  # it is the L4T
+    return {name: fact for name, fact in facts.items() if name != "driver" or environment.l4t is None}  # else it is L4T
 
 
 def _flat(facts: dict[str, Any]) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Measured(Protocol):
 
 
 def model_difference(measured: Iterable[Measured]) -> str | None:
-    """Return which of these measurements is of another model, what changed it and what to do; None if none is.
+    """Return which of these measurements has another model, what changed it and what to do; None if all have the same.
 
     Each is compared with the first measurement, and with the first that has the same check inputs.
     """

@@ -37,7 +37,7 @@ class Ratio(Struct, frozen=True):
 
 
 class SpikingComparison(Struct, frozen=True):
-    """The ratios of one spiking net on one machine by quantity, each or the reason why it is unknown."""
+    """The ratios of one spiking net on one machine by quantity, each one a Ratio or the reason why it is unknown."""
 
     subject: str
     ratios: dict[Quantity, Ratio | str]

@@ -71,10 +71,10 @@ class BlockSummary(msgspec.Struct, frozen=True):
     """The result of a measuring loop. `half_width` is the achieved one, relative to `median_ns`.
 
     `median_ns` is the centre of `interval_ns` (`block_estimate`). `runs_per_block` is the length of the shortest block.
-    `converged` means that the requested half-width was reached; it is never true without a request. `lag1` is None for
-    fewer than three blocks or equal medians; `interval_ns` and `half_width` are None for fewer than two blocks. `ends`
-    counts the runs up to the end of each block. `is_correlated` means that the blocks still depend on each other, so
-    the interval may be too narrow. `pieces_ns` are the medians of sixteenths of blocks, or single runs.
+    `converged` means that the requested half-width was reached; it is never true if none was requested. `lag1` is None
+    for fewer than three blocks or equal medians; `interval_ns` and `half_width` are None for fewer than two blocks.
+    `ends` counts the runs up to the end of each block. `is_correlated` means that the blocks still depend on each
+    other, so the interval may be too narrow. `pieces_ns` are the medians of sixteenths of blocks, or single runs.
     """
 
     block_medians_ns: list[float]
@@ -149,8 +149,8 @@ def block_estimate(block_medians: Sequence[float], effective: float | None = Non
     """Return the centre and the 95 % interval of times from the medians of successive blocks, at least one.
 
     These are the mean and its t interval. If that interval reaches 0, which no time does, it is computed on logarithms
-    instead, and the centre is the geometric mean, as in `combine`. There is no interval for a single median, for
-    medians that include 0 if the interval would reach below 0, or if it would be wider than `WIDEST`.
+    instead, and the centre is the geometric mean, as in `combine`. The interval is None for a single median, if it
+    would be wider than `WIDEST`, or if it would reach below 0 and a median is 0.
 
     Correlation lowers the effective number of medians: n becomes n (1 - r) / (1 + r) with the lag-1 autocorrelation r,
     as in Skart (Tafazzoli and Wilson, IIE Transactions 43, 2011), applied if r exceeds 1.25 standard errors. Fewer than
@@ -216,7 +216,7 @@ def _block_correlation(runs_lag1: float, length: float) -> tuple[float, float]:
 
 def _rank_lag1(values: Sequence[float]) -> float:
     # On ranks, because a few spikes hide the correlation of all other runs; the sine converts Spearman's coefficient
-    # to the one of Gaussian noise. 0 if it is within its standard error.
+    # to that of Gaussian noise. 0 if it is within its standard error.
     count, ordered = len(values), sorted(values)
     from_below = {value: rank for rank, value in enumerate(ordered)}
     from_above = {value: rank for rank, value in enumerate(reversed(ordered))}
@@ -294,7 +294,7 @@ def percentile_upper_bound(sorted_values: Sequence[float], q: float) -> float | 
 
 
 def deadline_is_met(misses: int, requests: int, percentile: float) -> bool | None:
-    """Return whether the share of missed deadlines is within 100 - `percentile` percent; None if too few requests tell.
+    """Return whether the share of missed deadlines is within 100 - `percentile` percent; None with too few requests.
 
     Each answer holds with 99 % confidence, as in MLPerf's early stopping, which assumes independent misses.
     """

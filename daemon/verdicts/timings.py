@@ -15,7 +15,7 @@ from benchd.daemon.verdicts.statistics import Interval, centre
 LEAST_GAP = 0.02
 """The smallest relative gap between levels; below it, a jump matters no more than noise.
 
-The mean of a few processes depends on how many of them hit each level, so its interval does not hold: with 5
+The mean of a few processes depends on how many of them fall on each level, so its interval is wrong: with 5
 processes, of which a fifth are 30 % slower, it covers the true mean in 67 %. The levels are therefore reported.
 """
 
@@ -53,7 +53,7 @@ def _percentiles(ordered_ns: Sequence[float]) -> dict[str, float | None]:
 
 
 def part_timing(values_ns: Sequence[int]) -> Timing:
-    """Return the statistics of a part that the stop rule does not look at: its blocks are tenths of the loop's runs."""
+    """Return the statistics of a part that the stop rule ignores: its blocks are tenths of the loop's runs."""
     median_ns, interval_ns = statistics.block_estimate(_tenths(values_ns))
     return timing(values_ns, interval_ns, median_ns)
 

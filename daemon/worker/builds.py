@@ -41,7 +41,7 @@ def loaded() -> dict[str, str]:
 
 
 def kernels_ran(variant: Variant, device: torch.device) -> str | None:
-    """Return which custom kernels this process has run: "triton", or "c" with any computed in integers."""
+    """Return which custom kernels this process has run: "triton", or "c" with those that computed in integers."""
     if variant.kernels == "torch":
         return None
     return "triton" if device.type == "cuda" else layer.ran()

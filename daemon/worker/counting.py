@@ -102,7 +102,7 @@ def count(module: nn.Module, example: Batch) -> Counted:
 
     For a module that cannot run like this, only bytes are counted, and its error is in `uncounted`.
     """
-    if own := getattr(module, "count", None):  # a file counts by itself
+    if own := getattr(module, "count", None):  # a file counts its own work
         return cast(Counted, own(values(example)))
     counter, fast = _Counter(), torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # the fused layers have no formula

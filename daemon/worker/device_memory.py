@@ -14,7 +14,7 @@ CLIENTS = "sys/kernel/debug/nvmap/iovmm/clients"  # CLIENT PROCESS PID SIZE, for
 
 
 class Held(NamedTuple):
-    """Bytes on the GPU: this process's, CUDA context included, None if the driver does not list it, and everybody's."""
+    """Bytes on the GPU: this process's with its CUDA context, None if the driver does not list it, and the total."""
 
     own: int | None
     of_all: int | None = None
@@ -33,7 +33,7 @@ def held(uuid: str | None, root: Path = Path("/")) -> Held | str:
 
 
 def taken(before: Held | str, after: Held | str, build_s: float | None) -> tuple[int, bool] | str:
-    """Return the growth between two results of `held`, and whether it is everybody's; or why it is unknown."""
+    """Return the growth between two results of `held` and whether it covers all processes, or why it is unknown."""
     if build_s is not None:
         return "this process also built the engine, which took memory; a later process reports its own"
     if isinstance(after, str):

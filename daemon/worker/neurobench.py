@@ -1,10 +1,10 @@
 """NeuroBench's metrics of one pass: memory, sparsity and synaptic operations of a spiking or ordinary net.
 
 They follow NeuroBench's definitions (Yik et al., The NeuroBench framework, 2025) and version 2.3 of its package:
-operations are those of `Linear` and `Conv` layers without biases, excluding taps on padding, per sample; a call counts
-as accumulates if all its inputs are -1, 0 or 1, otherwise as multiply-accumulates. Unlike the package, a layer shared
-by two parents counts once, an unknown layer is listed instead of making every figure 0, and spikes of another height
-are counted separately.
+operations are counted for `Linear` and `Conv` layers without biases, excluding taps on padding, per sample; a call
+counts as accumulates if all its inputs are -1, 0 or 1, otherwise as multiply-accumulates. Unlike the package, a layer
+shared by two parents counts once, an unknown layer is listed instead of making every figure 0, and spikes of another
+height are counted separately.
 """
 
 from collections.abc import Callable, Iterable

@@ -112,7 +112,7 @@ def write(folder: Path, job: Job, workload: Workload, loaded: Loaded, answer: Ba
 def _file(job: Job, workload: Workload, folder: Path) -> tuple[list[str], dict[str, str]]:
     """Copy the ONNX file that ran, and any plan built from it; return its input names, and its output names by path."""
     artifact = backends.file(job.case.variant, workload.source, torch.device(job.device), job.case.batch_size)
-    from benchd.exporters import onnx_files  # noqa: PLC0415 - onnx is not needed for what is no file
+    from benchd.exporters import onnx_files  # noqa: PLC0415 - only files need onnx
 
     beside = {str(part.relative_to(artifact.path.parent)): part for part in onnx_files.data_files(artifact.path)}
     for name, path in {ONNX: artifact.path, **beside, **workload.source.built}.items():

@@ -45,7 +45,7 @@ def take(job: Job, loaded: Loaded, outcome: Outcome) -> None:
 
 
 def _device_peak(job: Job, loaded: Loaded) -> int | str | None:
-    """Return this process's GPU memory, counted by torch or, for another runtime, by the driver; or why it is None."""
+    """Return this process's GPU memory as counted by torch or, for other runtimes, the driver, or why it is unknown."""
     if job.device != "cuda":
         return None
     if counted_by_driver(job):

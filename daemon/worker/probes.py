@@ -166,7 +166,7 @@ def _by_c(name: str, device: torch.device) -> tuple[Run, int]:
 def _by_triton(device: torch.device) -> tuple[Run, int]:
     x = torch.rand(CHAIN_NUMBERS_CUDA, device=device)
     try:
-        from benchd.daemon.worker.probes_triton import exp2_chain  # noqa: PLC0415 - triton is there with a GPU alone
+        from benchd.daemon.worker.probes_triton import exp2_chain  # noqa: PLC0415 - only a GPU has triton
 
         exp2_chain(x, CHAIN_STEPS)
     except Exception as error:  # from Triton, ptxas or the C compiler for its launcher

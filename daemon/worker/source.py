@@ -300,7 +300,7 @@ def paths(artifact: Artifact) -> dict[str, str]:
     known: dict[str, str] = artifact.metadata.measured.get("outputs", {})
     if known:
         return known
-    from benchd.exporters import onnx_files  # noqa: PLC0415 - a file of the store has them beside it
+    from benchd.exporters import onnx_files  # noqa: PLC0415 - a file in the store comes with them
 
     _, names = onnx_files.names_of(artifact.path)
     return {names[0]: ONLY} if len(names) == 1 else dict(zip(names, names, strict=True))

@@ -140,7 +140,7 @@ class SingleInference:
 
 
 class ByLength(SingleInference):
-    """One inference, timed also for its length class (up to 16, 32, 64 and so on); the other classes get -1."""
+    """One inference, also timed for its length class (up to 16, 32, 64 and so on); the other classes get -1."""
 
     def __init__(self, loaded: Loaded, pool: Sequence[Batch], known: Sequence[int] = ()) -> None:
         super().__init__(loaded, pool, known)

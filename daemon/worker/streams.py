@@ -95,7 +95,7 @@ def back_to_back(
 
 
 def _block_medians(bounds_ns: Sequence[int], runs: Sequence[tuple[int, int]]) -> list[float]:
-    """Return the median of the runs that end in each block, of which there is at least one, the first stream's last."""
+    """Return the median of the runs that end in each block, at least the first stream's last run."""
     ended_ns = [end for end, _ in runs]
     places = [bisect_right(ended_ns, bound) for bound in bounds_ns]
     return [median([value for _, value in runs[start:end]]) for start, end in pairwise(places)]

@@ -36,7 +36,7 @@ def build(own: UserModule, job: Job) -> nn.Module:
     if isinstance(own, UserNir):
         return nir.build(own.path, **job.options)
     if own.is_hub:
-        from benchd.models import hub_net  # noqa: PLC0415 - transformers is needed for these nets alone
+        from benchd.models import hub_net  # noqa: PLC0415 - only these nets need transformers
 
         net = hub_net.build(Path(own.folder))
         _refuse_kind(job, net)

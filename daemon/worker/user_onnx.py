@@ -69,7 +69,7 @@ class OnnxModule(nn.Module):
         )
 
     def answer_again(self, *inputs: Tensor) -> Tensor | Tensors:
-        """Return the outputs of a run into memory with other values than the answer: an output not written differs."""
+        """Return the outputs of a run into memory prefilled with other values: an output not written differs."""
         session, feeds = self._opened(), self._feeds(inputs)
         if not self.answers_numbers:  # only numbers can be prefilled
             return self.forward(*inputs)

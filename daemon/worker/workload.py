@@ -183,7 +183,7 @@ def _catalogued(job: Job) -> nn.Module:
 def _own_file(job: Job, path: str) -> nn.Module:
     """Return a user's ONNX file as a module; the path comes only from the command line."""
     try:
-        from benchd.daemon.worker import user_onnx  # noqa: PLC0415 - the rest goes on without onnx
+        from benchd.daemon.worker import user_onnx  # noqa: PLC0415 - everything else works without onnx
     except ImportError as error:
         raise Unsupported(f"reading an ONNX file needs the package onnx: pip install onnx ({error})") from error
     module = user_onnx.OnnxModule(Path(path), job.own.inputs if job.own else [])

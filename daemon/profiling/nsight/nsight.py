@@ -1,8 +1,8 @@
 """Nsight Systems and Nsight Compute: their command lines, and their runs if they are installed.
 
 Both start the profiling child, which opens the capture range around its active steps. Its job is a file in the output
-folder, so that the printed command can be run by hand. If the tool is missing, the answer says which package provides
-it and the command to run.
+folder, so that the printed command can be run by hand. If the tool is missing, the answer gives the package that
+provides it and the command to run.
 """
 
 import os

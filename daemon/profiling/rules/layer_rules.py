@@ -1,4 +1,4 @@
-"""Rules on layers, on the halves of training and on memory."""
+"""Rules on layers, the forward and backward passes of training, and memory."""
 
 import re
 from statistics import median

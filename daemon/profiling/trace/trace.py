@@ -57,7 +57,7 @@ class TracedGpu(Struct, frozen=True, rename="camel"):
 
 
 class _Span(Struct, frozen=True, gc=False, kw_only=True):
-    """Times are nanoseconds on the trace's own clock."""
+    """A span in nanoseconds on the trace's own clock."""
 
     start_ns: int
     duration_ns: int
@@ -87,7 +87,7 @@ class Launch(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Kernel(_Span, frozen=True, gc=False, kw_only=True):
-    """One run of a kernel. `correlation` is the id of its runtime call, `external_id` that of the operator."""
+    """One run of a kernel. `correlation` is the id of its runtime call, `external_id` the id of its operator."""
 
     launch: Launch
     device: int

@@ -1,4 +1,4 @@
-"""AOTInductor: what torch.compile generates, stored by all that it was compiled for; loading needs no compiler."""
+"""AOTInductor: torch.compile's output as a file, stored by all that it was compiled for; loading needs no compiler."""
 
 import time
 from collections import Counter

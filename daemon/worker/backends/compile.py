@@ -1,4 +1,4 @@
-"""torch.compile with the inductor backend; shapes are static except the length of items that differ in it."""
+"""torch.compile with the inductor backend; shapes are static, except the length axis if items differ in length."""
 
 import re
 from collections import Counter
@@ -43,7 +43,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
 
 
 def _layer_times(plain: Callable[..., Any], runs: int, *inputs: Tensor) -> list[list[LayerRun]]:
-    """Return the kernels of each run, of a module compiled again: only kernels told so record their times."""
+    """Return the kernels of each run of a recompiled module, because kernels record their times only if compiled so."""
     torch._dynamo.reset()
     with torch._inductor.config.patch({"cpp.enable_kernel_profile": True}):
         run = torch.compile(plain, dynamic=False)

@@ -72,7 +72,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         load_s = time.monotonic() - start
         kind = _Bound if onnx_answers.are_numbers(session) else _Fed
         bound = kind(session, source, paths(artifact), device, example)
-        is_int8 = precision == "int8" and provider != "tensorrt"  # it follows the file's types
+        is_int8 = precision == "int8" and provider != "tensorrt"  # TensorRT follows the file's types
         is_profiled = is_int8 or provider != "cpu"
         nodes = sessions.profiled(artifact.path, provider, bound.feeds(example), options) if is_profiled else []
     except sessions.SessionError as error:
@@ -155,8 +155,8 @@ def _shares(nodes: Sequence[Node]) -> dict[str, float]:
 def _in_integers(nodes: Sequence[Node], artifact: Artifact, provider: Provider) -> str:
     """Return which products ran in integers; raise Unsupported if none did.
 
-    ONNX Runtime silently computes a quantised Conv or Gemm in float32 if its bias or output is float, and on CUDA
-    always.
+    ONNX Runtime silently computes a quantised Conv or Gemm in float32 if its bias or output is float, and always on
+    CUDA.
     """
     ran = Counter(node.operator for node in set(nodes) if node.operator in _INTEGER)  # a loop runs a node many times
     if not ran:
@@ -198,7 +198,7 @@ class _Fed:
 
 
 class _Bound:
-    """A session as a function of as many inputs as the example has; a run overwrites the last but one run's outputs.
+    """A session as a function of as many inputs as the example has; two sets of outputs are overwritten in turn.
 
     The inputs and outputs of a run are bound once for each address of the inputs. The outputs are common to all
     bindings: a run that wrote nothing would return another input's answer, which cannot be right by chance. Outputs

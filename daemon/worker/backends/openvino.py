@@ -140,7 +140,7 @@ def _reason(error: RuntimeError) -> str:
 class _Bound:
     """A compiled model as a function of as many inputs as the file has.
 
-    Each of SLOTS requests writes to its own memory, so the second run after a run overwrites its outputs.
+    Each of SLOTS requests writes to its own memory, so a run overwrites the outputs of the run before the previous one.
     """
 
     def __init__(self, openvino: Any, compiled: Any, source: Source, paths: Mapping[str, str]) -> None:

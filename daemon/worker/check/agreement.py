@@ -46,15 +46,15 @@ In every format, float32's share of an image's integers may differ.
 
 ERROR_FLOOR = 2e-5  # always allowed in float32, whose sums of thousands of numbers round more often than the noise
 FACTOR, CHANNEL_FACTOR = 1.5, 8.0
-"""Correct variants reach 1.3 times an image's largest noise, 1.2 times the mean noise and 2 times that of a channel.
+"""Correct variants reach 1.3 times an image's largest noise, 1.2 times the mean noise and 2 times a channel's noise.
 
-The noise of a channel comes from few draws, so that of one in a thousand is small by chance.
+A channel's noise comes from few draws, so one channel in a thousand has little noise by chance.
 """
 
 FEW = 3  # integers that may differ in half precision even if no noise showed it
 RANGE_CAP = 2.0  # of the largest exact answer: the largest error possible within the range of answers
 FEWEST_ROWS = 8  # needed for a typical error; twice as many if spikes distort a few
-INT8_CHANCE = 0.01  # the probability of as many differing classes for an int8 variant that may just ship
+INT8_CHANCE = 0.01  # the least probability of this many differing classes for an int8 variant that may just ship
 SMALL_SHARE = 0.1  # of the answers: reported if more are below the allowed error
 CONSTANT = 2.0 ** -HOLDS["fp32"][0]  # a smaller spread counts as none, because float32 cannot represent it
 CODES = "the neurons' codes"
@@ -130,7 +130,7 @@ Draw = tuple[Observation, Observation]
 def bounds(exact: Observation, draws: Iterable[Draw], rule: Rule) -> Bounds:
     """Return the limits for a variant's answers, from the float64 answers and draws of rounding noise.
 
-    No draw is asked for behind one that changes a shape, which no limit can be made of.
+    After a draw that changes a shape, from which no limit can be computed, no more are requested.
     """
     alike, stable = list[Draw](), True
     for draw in draws:
@@ -359,7 +359,7 @@ def _channels(name: str, exact: Array, limits: Bounds, rule: Rule) -> list[tuple
     return [
         (axis, _channel_limits(exact, axis, noise, rule))
         for axis, noise in by_axis.items()
-        if exact.shape[axis] == noise.shape[1]  # otherwise the shape differs between batches
+        if exact.shape[axis] == noise.shape[1]  # else the shape differs between batches
     ]
 
 
@@ -389,12 +389,12 @@ def _small(name: str, exact: Array, channels: Sequence[tuple[int, Array]], bound
 
 
 def _allowed_off(rows: int, noisy_off: float) -> int:
-    """Return how many rows of a network with thresholds may be off: 2 plus twice the noise's number, up to a cap."""
+    """Return how many rows of a network with thresholds may be off: 2 plus twice as many as with noise, up to a cap."""
     return min(max(2, int(rows * JUMPING_SHARE)), 2 + math.ceil(2 * rows * noisy_off))
 
 
 def _of_mean(bound: Bound, rows: int) -> float:
-    """Return the limit of the mean error over these rows: that of the noise, plus four standard errors."""
+    """Return the limit of the mean error over these rows: the noise's mean error plus four standard errors."""
     return FACTOR * bound.noise_mean + 4 * bound.noise_sd / math.sqrt(rows)
 
 

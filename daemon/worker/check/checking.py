@@ -25,7 +25,7 @@ from benchd.daemon.worker.workload import Workload, build
 SPIKING_IMAGES = 64
 FRESH_IMAGES = 4  # run once, after the clock has stopped
 KNOWN_BYTES = 8 * 2**20
-PROJECTIONS, PROJECTED_IMAGES = 4, 8  # the same number in every check, however many it judges
+PROJECTIONS, PROJECTED_IMAGES = 4, 8  # the same for every check, however many images it judges
 
 
 class Checked(NamedTuple):
@@ -149,7 +149,7 @@ def number_format(precision: Precision, device: torch.device) -> Format:
 
 
 def _without_reference(workload: Workload, job: Job) -> str:
-    """Return why the check of a user's quantised file proves nothing, empty if it does prove something."""
+    """Return why the check of a user's quantised file proves nothing, empty if the check is meaningful."""
     if job.onnx is None or not getattr(workload.plain, "is_quantised", False):
         return ""
     return f"no fp32 reference: {job.onnx.name} was compared with itself; give its original as --reference"

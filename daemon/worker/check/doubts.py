@@ -22,7 +22,7 @@ def found(loaded: Loaded, right: Truth, exact: Observation, observed: Observatio
         return f"the answer at position {place} of the batch is off for most of {IMAGES_IN_PLACE} images placed there"
     off = agreement.off(exact, observed, right.limits, right.rule)
     is_whole = any(map(agreement.is_whole, right.exact.outputs.values()))
-    if not off.any() or (right.rule.format != "fp32" and not is_whole):  # most images that jump do
+    if not off.any() or (right.rule.format != "fp32" and not is_whole):  # rounding moves most
         return ""
     firm = truth.unmoved(right, off)
     drawn = f"{truth.EXCUSES} draws of {truth.EXCUSE_TIMES:g} times its rounding"

@@ -189,7 +189,7 @@ class Reference:
         are_counted = rule.spiking or any(map(agreement.is_whole, exact.outputs.values()))
         is_ours = not self.job.own
         draws, images = NOISE_OF_SHARES if are_counted else NOISE_OF_OURS if is_ours else NOISE
-        size = min(size, images) if is_ours else size  # a batch's answers are the same as image by image
+        size = min(size, images) if is_ours else size  # batching does not change its answers
         batches = min(-(-images // size), total // size)
 
         def draw(seed: int) -> agreement.Draw:

@@ -36,7 +36,7 @@ class Whole(nn.Module):
 
     def __init__(self, run: Callable[..., Any], model: nn.Module) -> None:
         super().__init__()
-        self._run = (run,)  # a tuple, because a compiled model is a module and would be one in this
+        self._run = (run,)  # a tuple, because a compiled model is a module and would become a submodule
         self.class_name = type(model).__name__
 
     def forward(self, *inputs: Batch) -> Any:

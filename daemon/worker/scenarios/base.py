@@ -103,7 +103,7 @@ class Scenario:
     def time(self, run: Run) -> list[int]:
         """Warm up, measure and audit; return the batches that were run."""
         if run.job.case.beside:
-            run.stages.wait_for_turn()  # then the neighbour starts: stored engines chose their kernels by time
+            run.stages.wait_for_turn()  # the neighbour starts only now: engines time kernels to choose
         before = run.forget_peaks()
         run.rest()
         with warmed_up(run, [self.step(run, loaded) for loaded in run.models]) as streams:
