@@ -35,7 +35,7 @@ def test_cases_are_those_of_the_plan_and_the_digest_follows_them():
 
 def test_two_suites_that_give_one_case_other_images_are_refused():
     suites = (Suite(name="a", models=["square"]), Suite(name="b", models=["square"], data="imagefolder:x"))
-    with pytest.raises(UsageError, match="the suites a and b measure square,eager,b1 with other inputs,"):
+    with pytest.raises(UsageError, match="the suites a and b measure square,eager,b1 with different inputs,"):
         made(*suites)
 
 
