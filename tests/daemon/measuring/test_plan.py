@@ -466,7 +466,7 @@ def test_cases_of_one_name_are_planned_once_and_read_the_same(checkpoint):
     planned = plan.plan([suite, msgspec.structs.replace(suite, preset="quick")], LimitsConfig(), CPU)
     assert [entry.preset for entry in planned] == ["standard"]
     for other in ({"weights": checkpoint}, {"data": "imagefolder:images"}):
-        with pytest.raises(UsageError, match="the suites 1 and 2 measure snn_onepass,eager,b64 with different inputs, "):
+        with pytest.raises(UsageError, match="measure snn_onepass,eager,b64 with different inputs, "):
             plan.plan([suite, msgspec.structs.replace(suite, **other)], LimitsConfig(), CPU)
 
 
