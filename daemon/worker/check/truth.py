@@ -5,6 +5,7 @@ If a user's model cannot run in float64, float32 on the CPU replaces it.
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from benchd.daemon.worker import operations
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import agreement, references
 from benchd.daemon.worker.check.agreement import Bound, Bounds, Format, Observation, Rule
+from benchd.daemon.worker.check.depthwise import Depthwise
 from benchd.daemon.worker.check.observe import observe, of_batches, of_images, untold
 from benchd.daemon.worker.check.rounding import Rounding
 from benchd.daemon.worker.structures import (
@@ -253,11 +255,18 @@ class Reference:
         return Loaded(spread(run) if isinstance(self.images, Tensors) else run, self.dtype, self.device, module)
 
     def _run(
-        self, module: nn.Module, images: Batch, rows: Sequence[int] | None = None, what: str = "reference"
+        self,
+        module: nn.Module,
+        images: Batch,
+        rows: Sequence[int] | None = None,
+        what: str = "reference",
+        rounding: Rounding | None = None,
     ) -> Observation:
-        """Return the answers of a module; the progress says `what` it is run for."""
+        """Return the answers of a module, each operation's with this rounding; the progress says `what` it is for."""
         size, seed = self.workload.reference_batch, self.job.case.seed
-        return observe(self.loaded(module), module, images, size, seed, rows, lambda done: self.tell(f"{what}, {done}"))
+        loaded, tell = self.loaded(module), self.tell
+        with Depthwise(), rounding or nullcontext():  # in this order, so that a whole convolution is rounded once
+            return observe(loaded, module, images, size, seed, rows, lambda done: tell(f"{what}, {done}"))
 
     def noisy(
         self, number_format: Format, seed: int, rows: Sequence[int], what: str, times: float = 1.0
@@ -282,8 +291,7 @@ class Reference:
         module.load_state_dict(state)  # also updates values derived from weights
         with torch.inference_mode():  # like all inputs other than the pool's
             images = each(rows_of(self.images, torch.tensor(rows)), rounding.rounded)
-        with rounding:
-            return self._run(module, images, rows, what)
+        return self._run(module, images, rows, what, rounding)
 
 
 def _whole(answers: NDArray[Any]) -> NDArray[Any]:
