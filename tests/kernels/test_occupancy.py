@@ -42,6 +42,15 @@ def test_the_blocks_are_nvidia_s(sm, registers, shared, threads, blocks):
 
 
 @pytest.mark.parametrize(
+    ("registers", "threads", "percent", "limits"),
+    [(50, 128, 75, ("registers",)), (44, 256, 83, ("registers",)), (116, 32, 33, ("blocks", "registers"))],
+)
+def test_a_scan_on_orin(registers, threads, percent, limits):
+    occupancy = theoretical(ARCHITECTURES[87], registers, 0, threads)
+    assert (round(100 * occupancy.share), occupancy.limits) == (percent, limits)
+
+
+@pytest.mark.parametrize(
     ("registers", "shared", "threads", "limits"),
     [
         (16, 0, 256, ("warps",)),

@@ -60,6 +60,13 @@ def first_alarm(is_slower):
     return np.inf
 
 
+@counts(60, 1_000)
+def test_at_most_one_install_in_twenty_raises_a_false_regression_in_a_month(count):
+    """And two deviations; other correlations and pins are those of the documentation, below."""
+    found = np.isfinite(hours_to_alarm(count, 0.8, 5)).any(axis=1)
+    assert found.mean() <= most(0.05, count)
+
+
 def test_what_is_slower_by_twice_the_bound_is_found_at_the_third_look():
     """With 14 pinned runs the bound is 3.4 deviations on average."""
     found = hours_to_alarm(20, 0.8, 14, slowdown=7.0, hours=WEEK_H)

@@ -25,6 +25,19 @@ def three_runs(**fields):
     return [made(run_id=f"r{number}", suite_id=f"s{number}", **fields) for number in range(3)]
 
 
+def test_what_is_set_is_read_until_it_is_cleared(tmp_path):
+    failed = made(run_id="r9", suite_id="s9", status="failed", timing=None)
+    path = written(tmp_path / "records.jsonl", *three_runs(), failed)
+    kept = baseline.chosen([path, tmp_path])
+    baseline.store(kept)
+    assert kept == three_runs()
+    assert baseline.read("stored") == three_runs()
+    assert baseline.clear()
+    assert not baseline.clear()
+    with pytest.raises(UsageError, match="benchd baseline set"):
+        baseline.read("stored")
+
+
 def test_the_runs_that_the_service_s_configuration_names_are_shown_and_not_the_stored_ones(tmp_path, capsys):
     baseline.store(three_runs())
     pinned = runs_of_five("a", "b", "c", "d")
