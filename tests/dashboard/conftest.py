@@ -3,14 +3,15 @@
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import psycopg
 import pytest
 from browsing import running_browser
 from postgres import running_postgres
 
-if TYPE_CHECKING:
-    from benchd.dashboard.store import Store
+from benchd.dashboard import runs
+from benchd.dashboard.store import Store
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,6 @@ def postgres() -> Iterator[str]:
 @pytest.fixture
 def empty_postgres(postgres: str) -> str:
     """The URL of a database without any table."""
-    psycopg = pytest.importorskip("psycopg", reason="needs psycopg, of the extra postgres")
     with psycopg.connect(postgres, autocommit=True) as connection:
         connection.execute("DROP SCHEMA public CASCADE")
         connection.execute("CREATE SCHEMA public")
@@ -47,11 +47,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def store(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator["Store"]:
+def store(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """An empty store of each kind; one update reads all its boards, however slow the machine is."""
-    from benchd.dashboard import runs
-    from benchd.dashboard.store import Store
-
     monkeypatch.setattr(runs, "BUDGET_S", 3600.0)
     with closing(Store(url)) as found:
         yield found

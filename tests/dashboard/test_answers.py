@@ -1,22 +1,17 @@
 """What Home says: the choice of `benchd recommend` on every board, and the worst that is wrong with each."""
 
-import json
-
 import msgspec
 import pytest
+from messages_made import add, message
 from records_made import ENVIRONMENT, PASSED, WRONG, made, timing
 from sqlalchemy.exc import OperationalError
 
-pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
-
-from benchd.daemon.delivery.connection import Arrived
-from benchd.daemon.records import PROFILED, Case, ProcessResult, Variant, encode
+from benchd.daemon.records import PROFILED, Case, ProcessResult, Variant
 from benchd.daemon.verdicts.recommend import Requirements, decide, line
 from benchd.dashboard.answers import Answers
 from benchd.dashboard.changes import Changes
 from benchd.dashboard.conditions import TROUBLES, boards, counts, matches
 from benchd.dashboard.matrix import matrix
-from benchd.dashboard.messages import rows
 from benchd.dashboard.runs import RECORDS_BYTES, BoardCache
 from benchd.dashboard.views import home
 
@@ -29,13 +24,12 @@ def measured(store, run, variant, median_ms, *, device="d1", at_s=NOW_S, **field
     given = {"case": Case(model="m", variant=Variant.parse(variant)), "check": PASSED, "processes": processes}
     given |= {"timing": timing(median_ms), "run_id": f"{run}-{variant}", "suite_id": run, "device_id": device}
     record = made(**given | {"t_mono_ns": int(at_s)} | fields)
-    say(store, device, f"result/{record.run_id}", encode(record), at_s)
+    say(store, device, f"result/{record.run_id}", record, at_s)
     return record
 
 
 def say(store, device, kind, body, at_s=NOW_S):
-    body = body if isinstance(body, bytes) else json.dumps(body).encode()
-    store.add(rows(Arrived(f"benchd/v1/{device}/{kind}", body, at_s)))
+    add(store, message(device, kind, body, at_s))
 
 
 def of_setup(name):
@@ -63,13 +57,6 @@ def test_a_newer_record_changes_the_choice_and_a_profile_or_a_late_one_does_not(
     assert answers.update()[0]["d1"][0].result.median_ms == 5.0
     measured(store, "s4", "custom", 12.0, at_s=NOW_S + 2)
     assert answers.update()[0]["d1"][0].variant == "eager"
-
-
-def test_a_profile_in_an_old_setup_does_not_make_its_record_the_newest(store):
-    measured(store, "s1", "eager", 9.0, **of_setup("36.4.3"))
-    measured(store, "s2", "eager", 5.0, at_s=NOW_S + 1, **of_setup("36.4.7"))
-    measured(store, "s3", "eager", 99.0, at_s=NOW_S + 2, flags=[PROFILED], **of_setup("36.4.3"))
-    assert [one.result.median_ms for one in Answers(store, Changes(store)).newest()[0]] == [5.0]
 
 
 def test_each_power_mode_is_decided_from_its_own_newest_records(store):

@@ -2,15 +2,12 @@
 
 import msgspec
 import pytest
+from messages_made import add, result
 from records_made import ENVIRONMENT, PASSED, WRONG, made, timing
 
-pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
-
-from benchd.daemon.delivery.connection import Arrived
-from benchd.daemon.records import PROFILED, Case, ModelFacts, ProcessResult, encode
+from benchd.daemon.records import PROFILED, Case, ModelFacts, ProcessResult
 from benchd.dashboard.changes import UPDATES, Changes
 from benchd.dashboard.limits import day_s
-from benchd.dashboard.messages import rows
 from benchd.dashboard.views.changes import sort
 
 SPREAD = (-0.002, -0.001, 0.0, 0.001, 0.002)
@@ -36,8 +33,7 @@ def measured(store, run, day, median_ms, environment, *, device="d1", benchd="0.
     at_s = FIRST_S + day * DAY_S
     given = {"case": Case(model="m"), "check": PASSED, "processes": processes, "timing": timing(median_ms)}
     given |= {"run_id": run, "suite_id": run, "device_id": device, "environment": environment, "tool_version": benchd}
-    body = encode(made(**given | {"t_wall": "1970-01-01T00:00:00Z"} | fields))
-    store.add(rows(Arrived(f"benchd/v1/{device}/result/{run}", body, at_s)))
+    add(store, result(made(**given | {"t_wall": "1970-01-01T00:00:00Z"} | fields), at_s))
 
 
 def runs(store, name, days, median_ms, environment, **fields):

@@ -1,19 +1,15 @@
 """Collectors against a real mosquitto, as processes of their own that are killed in the middle of their work."""
 
 import multiprocessing
-import subprocess
 import time
 import uuid
 from contextlib import ExitStack, closing, contextmanager
 
 import pytest
-from broker import free_port, program, running_broker
+from broker import free_port, running_broker
 from records_made import made
-from waiting import WAIT_S, wait_for
-
-pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
-
 from sqlalchemy import func, select
+from waiting import WAIT_S, wait_for
 
 from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.connection import Arrived
@@ -86,11 +82,6 @@ def publish_to(broker, folder, numbers, device="d1"):
         for number in numbers:
             log.append(encode(made(run_id=f"r{number}", device_id=device)))
         assert Delivery(folder, log).drain(broker, f"device-{uuid.uuid4().hex[:8]}", WAIT_S) is None
-
-
-def say(broker, topic, body, *options):
-    command = [program("mosquitto_pub"), "-V", "5", "-h", broker.host, "-p", str(broker.port), "-q", "1", "-t", topic]
-    subprocess.run([*command, "-s", *options], input=body, text=True, check=True)
 
 
 def test_a_second_dashboard_and_one_of_the_same_name_get_everything_too(broker, tmp_path):
@@ -174,15 +165,6 @@ def test_a_board_that_publishes_without_end_fills_no_more_than_its_share_of_the_
 def numbered(seq, body):
     """Return a record as a line of a log."""
     return b'{"log":"%s","seq":%d,%s' % (b"a" * 16, seq, body[1:])
-
-
-def test_state_telemetry_and_events_arrive(broker, url):
-    say(broker, "benchd/v1/d1/status", '{"state":"online","session":"s1"}', "-r")
-    with collecting(broker.url, url), closing(Store(url)) as store:
-        say(broker, "benchd/v1/d1/telemetry", '{"samples":[[1,"power_w",5.5,"fake"]]}')
-        say(broker, "benchd/v1/d1/event", '{"event":"throttled"}')
-        wait_for(lambda: count(store, "telemetry") == count(store, "event") == count(store, "document") == 1)
-        assert b"5.5" in value(store, select(store.tables["telemetry"].c.body))
 
 
 def test_a_killed_collector_loses_nothing_and_doubles_nothing(broker, url, tmp_path):

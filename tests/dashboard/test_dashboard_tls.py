@@ -10,12 +10,9 @@ import pytest
 from broker import HOST
 from certificates import Authority, serving
 from forked import BENCHD, PAGES, Program
-from waiting import WAIT_S, wait_for
-
-pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
-
 from sqlalchemy import select
 from test_collector import publish_to, value
+from waiting import WAIT_S, wait_for
 
 from benchd.daemon.delivery.broker import CREDENTIAL, parse_url
 from benchd.daemon.delivery.connection import Connection

@@ -7,16 +7,12 @@ from itertools import islice
 
 import pytest
 from asyncapi import Document
+from messages_made import add, result
 
-pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
-
-from benchd.daemon.delivery.connection import Arrived
-from benchd.daemon.records import encode
 from benchd.dashboard.answers import Answers
 from benchd.dashboard.changes import Changes
-from benchd.dashboard.demo.devices import UPDATE_TICK, SimulatedBoard, case_at, is_hot, measured, samples
-from benchd.dashboard.demo.fleet import CASES, DEVICES, SIMULATED, WINDOW_S, past
-from benchd.dashboard.messages import rows
+from benchd.dashboard.demo.devices import UPDATE_TICK, SimulatedBoard, measured
+from benchd.dashboard.demo.fleet import CASES, DEVICES, SIMULATED, past
 from benchd.dashboard.store import Store
 
 TICKS = 61
@@ -34,22 +30,6 @@ def stories():
     return [(device, made(device)) for device in DEVICES]
 
 
-def test_the_energy_of_an_inference_times_the_rate_is_the_power_in_every_record(stories):
-    for _, records in stories:
-        for record in records:
-            power_w = record.energy.energy_j / WINDOW_S
-            assert record.energy.gross_per_inference_j * record.throughput_per_s == pytest.approx(power_w)
-
-
-def test_a_record_draws_the_power_that_the_sensors_show_while_its_case_runs(stories):
-    for device, records in stories:
-        for tick in range(0, TICKS, 5):
-            drawn = next(one for one in samples(device, tick, random.Random(1)) if one.metric == "power_w").value
-            of_case = [one for one in records if one.case == case_at(tick)]
-            last = of_case[-1 if is_hot(device, TICKS - 1) == is_hot(device, tick) else 0]
-            assert last.energy.energy_j / WINDOW_S == pytest.approx(drawn, rel=0.02)
-
-
 def test_every_record_says_that_it_is_simulated(stories):
     for _, records in stories:
         assert {one.case_id for one in records} == {case.case_id for case in CASES}
@@ -61,13 +41,8 @@ def test_every_record_says_that_it_is_simulated(stories):
 
 
 def test_the_updated_board_gets_its_verdict_and_the_others_theirs(stories, tmp_path):
-    arrived = (
-        Arrived(f"benchd/v1/{one.device_id}/result/{one.run_id}", encode(one), time.time())
-        for _, records in stories
-        for one in records
-    )
     with closing(Store(f"sqlite:///{tmp_path}/d.db")) as store:
-        store.add(row for one in arrived for row in rows(one))
+        add(store, *(result(one, time.time()) for _, records in stories for one in records))
         answers, left = Answers(store, Changes(store)), 1
         while left:
             choices, left = answers.update()

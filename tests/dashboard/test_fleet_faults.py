@@ -11,13 +11,10 @@ from pathlib import Path
 import pytest
 from broker import free_port, running_broker
 from postgres import running_postgres
-from waiting import WAIT_S, wait_for
-
-pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
-
 from records_made import made
 from sqlalchemy import func, select
 from test_collector import SETTINGS, count, value
+from waiting import WAIT_S, wait_for
 
 from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.connection import connect

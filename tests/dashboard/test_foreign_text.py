@@ -4,12 +4,10 @@ from contextlib import closing
 
 import msgspec
 import pytest
+from messages_made import add, message, result
 from records_made import ENVIRONMENT, PASSED, made
 
-pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
-
-from benchd.daemon.delivery.connection import Arrived
-from benchd.daemon.records import Case, encode
+from benchd.daemon.records import Case, Record, encode
 from benchd.dashboard import limits, queries
 from benchd.dashboard.answers import Answers
 from benchd.dashboard.changes import Changes
@@ -24,17 +22,17 @@ REPLACED = "\N{REPLACEMENT CHARACTER}"
 def store(tmp_path):
     record = made(run_id="r1", device_id="d1", suite_id=f"s{STEERING}", status="failed", reason=f"a{STEERING}b")
     said = {
-        "result/r1": encode(record),
-        "info": msgspec.json.encode({"name": f"board{STEERING}", "site": STEERING, "tags": [STEERING]}),
-        "health": msgspec.json.encode({"activity": f"idle{STEERING}", "problem": STEERING}),
-        "status": b'{"state": "online"}',
-        "event": msgspec.json.encode({"event": "started", "detail": STEERING}),
-        "telemetry": msgspec.json.encode({"samples": [[1, f"temp_c{STEERING}", 1.0, "fake"]]}),
-        f"latest/c{STEERING}": b'{"case_id": "c", "verdict": "slower"}',
+        "result/r1": record,
+        "info": {"name": f"board{STEERING}", "site": STEERING, "tags": [STEERING]},
+        "health": {"activity": f"idle{STEERING}", "problem": STEERING},
+        "status": {"state": "online"},
+        "event": {"event": "started", "detail": STEERING},
+        "telemetry": {"samples": [[1, f"temp_c{STEERING}", 1.0, "fake"]]},
+        f"latest/c{STEERING}": {"case_id": "c", "verdict": "slower"},
     }
+    said = {kind: body if isinstance(body, Record) else msgspec.json.encode(body) for kind, body in said.items()}
     with closing(Store(f"sqlite:///{tmp_path}/dashboard.db")) as store:
-        for kind, body in said.items():
-            store.add(rows(Arrived(f"benchd/v1/d1/{kind}", body, 1_790_000_000.0)))
+        add(store, *(message("d1", kind, body, 1_790_000_000.0) for kind, body in said.items()))
         yield store
         assert queries.body(store, record.key) == encode(record)  # what is downloaded is what was measured
 
@@ -57,7 +55,7 @@ def test_characters_that_steer_a_terminal_or_turn_text_around_are_replaced_where
 def test_characters_that_turn_text_around_are_replaced_in_what_the_boards_choose(store):
     place = msgspec.structs.replace(ENVIRONMENT, power_mode=f"15W{STEERING}", cpu_model=f"cpu{STEERING}")
     record = made(run_id="r2", device_id="d1", case=Case(model=f"net{STEERING}"), environment=place, check=PASSED)
-    store.add(rows(Arrived("benchd/v1/d1/result/r2", encode(record), 1_790_000_000.0)))
+    add(store, result(record, 1_790_000_000.0))
     answers = Answers(store, Changes(store))
     chosen, newest = answers.update(), answers.newest()
     assert (len(chosen[0]["d1"]), len(newest[0])) == (2, 2)
@@ -66,7 +64,7 @@ def test_characters_that_turn_text_around_are_replaced_in_what_the_boards_choose
 
 def test_a_result_with_such_characters_in_its_run_id_is_kept_apart():
     run_id = f"r{STEERING}"
-    found = rows(Arrived(f"benchd/v1/d1/result/{run_id}", encode(made(run_id=run_id, device_id="d1")), 1.0))
+    found = rows(result(made(run_id=run_id, device_id="d1"), 1.0))
     assert [row.table for row in found] == ["quarantine"]
 
 

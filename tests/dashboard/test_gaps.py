@@ -8,16 +8,13 @@ from itertools import pairwise
 import msgspec
 import pytest
 from broker import running_broker
+from messages_made import add, message
 from records_made import made
-from waiting import WAIT_S, wait_for
-
-pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
-
 from test_collector import count
+from waiting import WAIT_S, wait_for
 
 from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.commands import ReplayParameters
-from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.records import encode
 from benchd.dashboard import collector, queries
 from benchd.dashboard.messages import Row, rows
@@ -26,6 +23,7 @@ from benchd.dashboard.store import LOGS, Store
 from tests.soak.board import Board
 
 LOG = "0123456789abcdef"
+ONLINE = {"state": "online", "session": "s"}
 
 
 @contextmanager
@@ -76,8 +74,7 @@ def test_what_was_sent_before_there_was_a_collector_and_what_the_broker_lost_is_
 
 
 def health(first=1, last=9, **more):
-    body = {"log": LOG, "first_seq": first, "last_seq": last} | more
-    return rows(Arrived("benchd/v1/d1/health", msgspec.json.encode(body), 1.0))
+    return rows(message("d1", "health", {"log": LOG, "first_seq": first, "last_seq": last} | more, 1.0))
 
 
 def arrived(device_id, log, *numbers):
@@ -97,7 +94,7 @@ def test_a_gap_is_what_the_device_has_sent_and_has_not_arrived(url):
         assert gaps(store) == [(6, 9)]
         assert gaps(store, online=True) == []
         assert missing(store) == {"d1": 4}
-        store.add(rows(Arrived("benchd/v1/d1/status", b'{"state":"online","session":"s"}', 1.0)))
+        add(store, message("d1", "status", ONLINE, 1.0))
         assert gaps(store, online=True) == [(6, 9)]
 
 
@@ -122,8 +119,7 @@ def test_what_is_in_quarantine_has_arrived_and_is_not_asked_for(url):
     with closing(Store(url)) as store:
         head = b'{"log":"%s","seq":%d,'
         for number, body in ((1, encode(made(device_id="d1", run_id="r1"))), (2, b'{"schema": "benchd.record/9"}')):
-            numbered = head % (LOG.encode(), number) + body[1:]
-            store.add(rows(Arrived(f"benchd/v1/d1/result/r{number}", numbered, 1.0)))
+            add(store, message("d1", f"result/r{number}", head % (LOG.encode(), number) + body[1:], 1.0))
         store.add(health(last=3))
         assert gaps(store) == [(3, 3)]
 
@@ -147,9 +143,8 @@ def test_each_device_is_asked_for_the_range_of_its_gaps_up_to_a_bound_less_and_l
     asked = []
     with closing(Store(f"sqlite:///{tmp_path}/dashboard.db")) as store:
         for device in ("d1", "d2"):
-            body = msgspec.json.encode({"log": LOG, "last_seq": 20_000 if device == "d2" else 6})
-            store.add(rows(Arrived(f"benchd/v1/{device}/health", body, 1.0)))
-            store.add(rows(Arrived(f"benchd/v1/{device}/status", b'{"state":"online","session":"s"}', 1.0)))
+            told = {"log": LOG, "last_seq": 20_000 if device == "d2" else 6}
+            add(store, message(device, "health", told, 1.0), message(device, "status", ONLINE, 1.0))
         store.add(arrived("d1", LOG, 1, 3, 5))
         asking = collector.Collector(store, parse_url("mqtt://b"), "site")
         first_s = collector.ASK_FIRST_S

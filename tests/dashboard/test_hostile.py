@@ -7,17 +7,13 @@ from contextlib import closing
 from pathlib import Path
 
 import msgspec
-import pytest
 from broker import program, running_broker
 from browsing import get, opened, running_browser
 from records_made import made
-from waiting import WAIT_S, wait_for
-
-pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
-
 from test_app import metric
 from test_collector import SETTINGS, count, publish
 from test_pages import serving
+from waiting import WAIT_S, wait_for
 
 from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.records import Case

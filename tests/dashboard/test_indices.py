@@ -1,20 +1,16 @@
 """No page reads every result: what each query of a page would do, as SQLite plans it."""
 
-import threading
 import time
 from contextlib import closing
 
 import msgspec
 import pytest
+from messages_made import add, result
 from records_made import ENVIRONMENT, made
 
-pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
-
-from benchd.daemon.delivery.connection import Arrived
-from benchd.daemon.records import encode
 from benchd.dashboard import queries
 from benchd.dashboard.limits import SHOWN
-from benchd.dashboard.messages import Row, flat, rows
+from benchd.dashboard.messages import Row, flat
 from benchd.dashboard.store import KEEP_S, Store
 from tests.soak.page_queries import asked, noted
 
@@ -26,8 +22,7 @@ def store(tmp_path_factory):
     with closing(Store(f"sqlite:///{tmp_path_factory.mktemp('indices')}/d.db")) as found:
         for run_id, setup in (("r0", "old"), (KNOWN.run_id, "new")):
             environment = msgspec.structs.replace(ENVIRONMENT, fingerprint=setup)
-            body = encode(made(device_id="d", run_id=run_id, environment=environment))
-            found.add(rows(Arrived(f"benchd/v1/d/result/{run_id}", body, time.time())))
+            add(found, result(made(device_id="d", run_id=run_id, environment=environment), time.time()))
         yield found
 
 
@@ -60,14 +55,6 @@ def planned(store, statements, text):
         return [str(connection.exec_driver_sql(f"{explain} {one.sql}", one.values).all()) for one in wanted]
 
 
-def test_what_is_stored_beside_a_query_is_not_noted(store):
-    with noted(store._engine) as statements:
-        beside = threading.Thread(target=asked(store, KNOWN)["record"])
-        beside.start()
-        beside.join()
-    assert not statements
-
-
 @pytest.mark.parametrize("name", ["live", "sparklines"])
 def test_what_a_device_reported_last_is_searched_by_device_and_time(store, name):
     steps = [step for plan in plans(store, name).values() for step in plan if step.startswith("SEARCH telemetry")]
@@ -93,18 +80,9 @@ def test_old_telemetry_is_walked_to_along_an_index(store):
 def test_the_last_events_of_a_device_and_the_expired_ones_are_walked_to_along_an_index(url):
     """The page of a device asks every second, the expiry once a minute."""
     with closing(Store(url)) as store:
+        known = {"name": "a", "body": b'{"event":"a"}'}
         store.add(
-            Row(
-                "event",
-                {
-                    "key": f"{n}",
-                    "device_id": f"d{n % 20}",
-                    "name": "a",
-                    "arrived_s": 60.0 * n,
-                    "body": b'{"event":"a"}',
-                },
-            )
-            for n in range(5000)
+            Row("event", known | {"key": f"{n}", "device_id": f"d{n % 20}", "arrived_s": 60.0 * n}) for n in range(5000)
         )
         with noted(store._engine) as statements:
             assert len(queries.marks(store, "d1", 0.0)) == SHOWN
@@ -135,19 +113,11 @@ def test_the_results_of_a_device_are_in_the_order_of_an_index(store, name):
         assert not any("B-TREE" in step for step in plan), plan
 
 
-def test_a_record_is_searched_by_its_key(store):
-    assert any("result" in step and "(key=?)" in step for plan in plans(store, "record").values() for step in plan)
-
-
 def test_the_runs_of_a_case_in_one_setup_are_walked_to_along_the_index_of_setups(store):
     of_a_case = {sql: plan for sql, plan in plans(store, "changes").items() if "tool_version = " in sql}
     assert len(of_a_case) > 2
     for statement, plan in of_a_case.items():
         assert any("result_setup" in step for step in plan), (statement, plan)
-
-
-def test_the_whole_csv_is_asked_for_too(store):
-    assert not any("device_id = " in statement for statement in plans(store, "csv"))
 
 
 @pytest.mark.parametrize("name", ["searched", "by median"])

@@ -10,33 +10,29 @@ import time
 from contextlib import closing, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Literal
 from urllib.parse import urlencode
 
 import jinja2
 import msgspec
 import pytest
 from broker import HOST, free_port, program, running_broker
-from msgspec import Struct
-from records_made import ENERGY, ENVIRONMENT, PASSED, WRONG, made, timing
-from waiting import WAIT_S, wait_for
-
-pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
-
+from messages_made import add, message
 from prometheus_client import generate_latest
+from records_made import ENERGY, ENVIRONMENT, WRONG, made, timing
 from test_collector import collecting, count
 from test_pages import serving
+from waiting import WAIT_S, wait_for
 
 from benchd.daemon.delivery.broker import parse_url
-from benchd.daemon.delivery.connection import Arrived, connect
+from benchd.daemon.delivery.connection import connect
 from benchd.daemon.delivery.messages import Health, Info, Latest
 from benchd.daemon.delivery.topics import Topics
-from benchd.daemon.records import PROFILED, Case, Record, encode
+from benchd.daemon.records import Case
 from benchd.daemon.service import homeassistant
 from benchd.daemon.verdicts.when import AHEAD_S
 from benchd.dashboard import metrics
 from benchd.dashboard.app import TOKEN_VARIABLE
-from benchd.dashboard.messages import Row, rows
+from benchd.dashboard.messages import Row
 from benchd.dashboard.store import Store
 
 if sys.version_info >= (3, 11):
@@ -94,13 +90,12 @@ def said(now_s):
         "ill/result/r": made(run_id="r", case=Case(model='a"b\\c\n'), status="failed", timing=None, **when),
     }
     for where, body in bodies.items():
-        text = encode(body) if isinstance(body, Record) else json.dumps(body).encode()
-        yield Arrived(f"benchd/v1/{where}", text, now_s - 1 if where.endswith("old") else now_s)
+        yield message(*where.split("/", 1), body, now_s - 1 if where.endswith("old") else now_s)
 
 
 def fill(store, now_s):
     """Store what that fleet has said, one of its cases slower than its baseline."""
-    store.add(row for message in said(now_s) for row in rows(message))
+    add(store, *said(now_s))
     latest = {"device_id": "ill", "kind": "latest/vim_tiny", "body": b"{}", "arrived_s": now_s, "session": "s0"}
     store.add([Row("document", latest | {"state": "slower"})])
 
@@ -130,18 +125,6 @@ def test_metrics_are_in_the_units_of_their_names_and_of_the_last_result(store):
         [program("promtool"), "check", "metrics"], input=text, capture_output=True, text=True, check=False
     )
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
-
-
-def test_a_profile_replaces_no_measurement_in_the_metrics(store):
-    case = {"case": Case(model="vim_tiny"), "device_id": "d1"}
-    measured = made(run_id="measured", timing=timing(7.0), check=WRONG, **case)
-    profiled = made(run_id="profiled", timing=timing(9.0), check=PASSED, flags=[PROFILED], **case)
-    for at_s, record in enumerate([measured, profiled]):
-        store.add(rows(Arrived(f"benchd/v1/d1/result/{record.run_id}", encode(record), NOW_S + at_s)))
-    text = generate_latest(metrics.Fleet(store, NOW_S + 1)).decode()
-    labels = 'batch_size="1",case_id="vim_tiny,eager,b1",device_id="d1",model="vim_tiny",variant="eager"'
-    assert f"benchd_case_check_passed{{{labels}}} 0.0" in text
-    assert f"benchd_case_median_seconds{{{labels}}} 0.007" in text
 
 
 def test_the_alert_rules_fire_for_what_they_name_and_only_then():
@@ -210,54 +193,23 @@ def alerts(asking):
     return {found["labels"]["alertname"] for found in asking("alerts")["alerts"]}
 
 
-class Availability(Struct, forbid_unknown_fields=True):
-    topic: str
-    value_template: str
-
-
-class Device(Struct, forbid_unknown_fields=True):
-    ids: list[str]
-    name: str
-    mdl: str
-    sw: str
-
-
-class Origin(Struct, forbid_unknown_fields=True):
-    name: str
-    sw: str
-
-
-class Entity(Struct, forbid_unknown_fields=True):
-    p: Literal["sensor", "binary_sensor"]
-    name: str
-    unique_id: str
-    state_topic: str
-    value_template: str
-    device_class: Literal["data_size", "duration", "problem"] | None = None
-    unit_of_measurement: Literal["B", "s"] | None = None
-
-
-class Discovery(Struct, forbid_unknown_fields=True):
-    """Home Assistant's device discovery, in its abbreviations, as far as it is used: another key is no key of it."""
-
-    dev: Device
-    o: Origin
-    avty: list[Availability]
-    cmps: dict[str, Entity]
+# in its abbreviations, and what a sensor and a binary sensor require
+ENTITY_KEYS = {"p", "name", "unique_id", "state_topic", "value_template"}
+OPTIONAL_KEYS = {"device_class", "unit_of_measurement"}
 
 
 def test_home_assistant_is_told_of_entities_whose_templates_render():
-    said = {"device_id": "d1", "boot_id": "b", "name": "", "site": "", "tags": [], "tool_version": "1", "suites": []}
-    info = Info(**said, environment=ENVIRONMENT, catalogue_sha256="", t_wall="")
-    found = msgspec.json.decode(homeassistant.discovery(Topics("d1"), info), type=Discovery)
-    (availability,) = found.avty
-    assert rendered(availability.value_template, {"state": "online"}) == "online"  # what is available by default
+    found = msgspec.json.decode(homeassistant.discovery(Topics("d1"), Info(environment=ENVIRONMENT)))
+    (availability,) = found["avty"]
+    assert rendered(availability["value_template"], {"state": "online"}) == "online"  # what is available by default
+    for entity in found["cmps"].values():
+        assert ENTITY_KEYS <= entity.keys() <= ENTITY_KEYS | OPTIONAL_KEYS
     health = {"pending": 3, "uptime_s": 1.5, "case_id": None, "problem": "degraded:disk"}
-    shown = {name: rendered(entity.value_template, health) for name, entity in found.cmps.items()}
+    shown = {name: rendered(entity["value_template"], health) for name, entity in found["cmps"].items()}
     # "None" is how Home Assistant spells a sensor that knows nothing
     wanted = {"pending": "3", "uptime_s": "1.5", "case_id": "None", "problem": "ON"}
     assert {name: shown[name] for name in wanted} == wanted
-    assert rendered(found.cmps["problem"].value_template, health | {"problem": None}) == "OFF"
+    assert rendered(found["cmps"]["problem"]["value_template"], health | {"problem": None}) == "OFF"
 
 
 def rendered(template, value_json):

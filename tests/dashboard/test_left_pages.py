@@ -1,11 +1,10 @@
 """Pages whose client leaves, or never connects as curl: NiceGUI deletes them, and no traceback tells of that.
 
-And pages whose reader has gone on to another search before the first one was answered, or whose search failed.
+And pages whose reader has gone on to another search before the first one was answered.
 And pages left open while a device sends nothing more.
 """
 
 import asyncio
-import json
 import re
 import sys
 import threading
@@ -13,20 +12,15 @@ import time
 from contextlib import asynccontextmanager, closing, contextmanager
 
 import pytest
+from drawn import blank
+from messages_made import add, message, result
+from nicegui import ui
+from nicegui.testing import user_simulation
 from records_made import made
 from waiting import WAIT_S
 
-pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
-
-from drawn import blank
-from nicegui import ui
-from nicegui.testing import user_simulation
-from sqlalchemy.exc import OperationalError
-
-from benchd.daemon.delivery.connection import Arrived
-from benchd.daemon.records import Case, encode
+from benchd.daemon.records import Case
 from benchd.dashboard import layout, queries
-from benchd.dashboard.messages import rows
 from benchd.dashboard.store import Store
 from benchd.dashboard.views import fleet, results
 from benchd.dashboard.views.live import LiveCharts
@@ -54,17 +48,6 @@ def test_a_page_whose_client_has_left_ends_without_a_word(caplog):
     assert (drawn, caplog.messages) == ([], [])
 
 
-@pytest.mark.parametrize(("error", "is_silent"), [(RuntimeError("The parent slot"), True), (KeyError("x"), False)])
-def test_of_a_client_that_has_left_only_what_is_wrong_with_benchd_is_said(caplog, error, is_silent):
-    async def leave():
-        with blank() as client:
-            layout.notice("")
-            client.delete()
-            assert layout._has_left(client, error) is is_silent
-
-    asyncio.run(leave())
-
-
 @pytest.fixture(autouse=True)
 def _modules_stay():
     before = dict(sys.modules)
@@ -77,10 +60,8 @@ def store(tmp_path):
     now_s = time.time()
     with closing(Store(f"sqlite:///{tmp_path}/d.db")) as found:
         for name in ("slow", "fast"):
-            record = made(device_id=name, run_id="r1", case=Case(model=name))
-            samples = json.dumps({"samples": [[0, "power_w", 5.0, "fake"]]}).encode()
-            for leaf, body in (("result/r1", encode(record)), ("telemetry", samples)):
-                found.add(rows(Arrived(f"benchd/v1/{name}/{leaf}", body, now_s)))
+            add(found, result(made(device_id=name, case=Case(model=name)), now_s))
+            add(found, message(name, "telemetry", {"samples": [[0, "power_w", 5.0, "fake"]]}, now_s))
         yield found
 
 
@@ -134,31 +115,6 @@ def test_a_slow_search_does_not_replace_the_answer_of_a_later_one(store, monkeyp
             return [row["model"] for row in table.rows]
 
     assert asyncio.run(read()) == ["fast"]
-
-
-def test_a_search_that_the_database_did_not_answer_is_asked_again(store, monkeypatch):
-    failures, refreshes = [OperationalError("SELECT", {}, Exception("gone"))], []
-    query, newest = queries.results, queries.newest
-
-    def fail_once(store, which, *given):
-        if which.text == "fast" and failures:
-            raise failures.pop()
-        return query(store, which, *given)
-
-    async def read():
-        async with simulated() as user:
-            results.add(store)
-            await user.open("/results")
-            await user.should_not_see("Reading.", retries=600)
-            monkeypatch.setattr(queries, "results", fail_once)
-            await asyncio.wait(search(user, "fast"))
-            monkeypatch.setattr(queries, "newest", lambda store: refreshes.append(1) or newest(store))
-            while len(refreshes) < 3:  # two of them have ended
-                await asyncio.sleep(results.REFRESH_S / 10)
-            (table,) = user.find(kind=ui.table).elements
-            return [row["model"] for row in table.rows]
-
-    assert (asyncio.run(read()), failures) == (["fast"], [])
 
 
 def test_what_a_device_sent_last_leaves_its_charts_once(monkeypatch):

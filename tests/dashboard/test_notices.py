@@ -10,22 +10,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
+from aiosmtpd import controller as smtp
 from broker import HOST, free_port, running_broker
+from messages_made import add, message
 from records_made import WRONG, made
 from waiting import wait_for
 
 from benchd.daemon.delivery.broker import parse_url
-from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.errors import UsageError
-from benchd.daemon.records import encode
 from benchd.dashboard import collector, notices
 from benchd.dashboard.collector import Collector
-from benchd.dashboard.messages import rows
+from benchd.dashboard.limits import READ
 from benchd.dashboard.queries import collectors
 from benchd.dashboard.store import Store
 
-pytest.importorskip("apprise", reason="needs apprise, of the extra notify")
-smtp = pytest.importorskip("aiosmtpd.controller", reason="needs aiosmtpd")
 NOW_S = 1_800_000_000.0
 
 
@@ -108,21 +106,19 @@ class Clock:
 
 
 def arrive(store, device_id, leaf, body, at_s=NOW_S):
-    store.add(rows(Arrived(f"benchd/v1/{device_id}/{leaf}", body, at_s, retained=False)))
+    add(store, message(device_id, leaf, body, at_s))
 
 
 def regression(store, device_id, detail, at_s=NOW_S):
-    arrive(store, device_id, "event", json.dumps({"event": "regression", "detail": detail}).encode(), at_s)
+    arrive(store, device_id, "event", {"event": "regression", "detail": detail}, at_s)
 
 
 def failed(store, device_id, run_id, at_s=NOW_S):
-    record = made(device_id=device_id, run_id=run_id, check=WRONG)
-    arrive(store, device_id, f"result/{run_id}", encode(record), at_s)
+    arrive(store, device_id, f"result/{run_id}", made(device_id=device_id, run_id=run_id, check=WRONG), at_s)
 
 
 def online(store, device_id, at_s):
-    status = {"schema": "benchd.status/1", "state": "online", "session": "s1", "boot_id": "b", "instance": "i"}
-    arrive(store, device_id, "status", json.dumps(status | {"held_s": 0.0, "t_wall": "t"}).encode(), at_s)
+    arrive(store, device_id, "status", {"state": "online", "session": "s1"}, at_s)
 
 
 def teller(store, *urls, said=None, since_s=0.0, **settings):
@@ -259,14 +255,13 @@ def test_a_silence_that_ends_meanwhile_is_told_too(store):
 
 def test_other_events_hide_no_regression(store):
     regression(store, "orin-1", "slower")
-    other = [json.dumps({"event": "throttled", "detail": str(number)}).encode() for number in range(2500)]
-    noise = [Arrived("benchd/v1/noisy/event", body, NOW_S + 1) for body in other]
-    store.add(row for one in noise for row in rows(one))
+    noise = [message("noisy", "event", {"event": "throttled", "detail": str(n)}, NOW_S + 1) for n in range(READ + 1)]
+    add(store, *noise)
     regression(store, "orin-2", "slower")
     with webhook() as (url, got):
         telling = teller(store, url, subjects=("regression",))
         telling.tell(NOW_S + 2)
-        store.add(row for one in noise for row in rows(one._replace(body=one.body + b" ")))
+        add(store, *(one._replace(body=one.body + b" ") for one in noise))
         regression(store, "orin-3", "slower", NOW_S + 3)
         telling.tell(NOW_S + 1000)
     assert [message["title"] for message in got] == [

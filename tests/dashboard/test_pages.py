@@ -3,30 +3,25 @@
 import json
 import os
 import re
-import threading
 import time
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
+import psycopg
 import pytest
 from broker import HOST, free_port, running_broker
 from browsing import BOXES, EVERY_LOOK, LOOKS, faults, get, opened
 from forked import BENCHD, PAGES, Program
-from records_made import ENVIRONMENT, accuracy, made, timing
+from links import Watcher
+from messages_made import add, message
+from records_made import ENERGY, ENVIRONMENT, PASSED, accuracy, made, timing
 from simulations import slow
 from waiting import WAIT_S, wait_for
 
-pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
-
-from paho.mqtt.client import Client
-from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
-
-from benchd.daemon.delivery.connection import Arrived
-from benchd.daemon.records import Case, Check, Energy, ProcessResult, Variant, encode
+from benchd.daemon.records import Case, ProcessResult, Variant, encode
 from benchd.dashboard.app import TOKEN_VARIABLE
-from benchd.dashboard.messages import rows
 from benchd.dashboard.queries import STALE_S
 from benchd.dashboard.store import Store
 
@@ -52,36 +47,15 @@ VIEWS = (  # each with a word of what only it says
 )
 
 
-def message(device, kind, body, at_s):
-    return Arrived(f"benchd/v1/{device}/{kind}", body if isinstance(body, bytes) else json.dumps(body).encode(), at_s)
-
-
 def record(device, number, variant="eager", **fields):
     median_ms = fields.pop("median_ms", 10.0 + number)
-    energy = Energy(
-        energy_j=20.0,
-        energy_err_j=0.4,
-        gross_per_inference_j=median_ms / 100,
-        scope="module input VDD_IN",
-        source="ina3221",
-        sensor_period_s=0.1,
-        updates=100,
-    )
-    check = Check(
-        passed=True,
-        rule="outputs",
-        images=8,
-        max_abs_error=1e-6,
-        error_share=1e-6,
-        tolerance=1e-4,
-        argmax_disagreements=0,
-    )
-    given = {"case": Case(model="vim_tiny", variant=Variant.parse(variant)), "energy": energy, "check": check}
+    energy = msgspec.structs.replace(ENERGY, energy_err_j=0.4, gross_per_inference_j=median_ms / 100)
+    given = {"case": Case(model="vim_tiny", variant=Variant.parse(variant)), "energy": energy, "check": PASSED}
     medians_ms = [median_ms * (1 + share) for share in (-0.002, -0.001, 0.0, 0.001, 0.002)]
     given |= {"timing": timing(median_ms), "x_of_floor": 2.25, "throughput_per_s": 1000 / median_ms}
     given["accuracy"] = accuracy(right=95, lost=1)
     given |= {"processes": [ProcessResult(status="ok", timing=timing(value)) for value in medians_ms]}
-    return encode(made(run_id=f"r{number}", device_id=device, **(given | fields)))
+    return made(run_id=f"r{number}", device_id=device, **given | fields)
 
 
 def stored(now_s):
@@ -100,25 +74,16 @@ def stored(now_s):
         yield message("orin-1", f"result/r{number}", body, now_s - 6000 + 100 * number)
     for number in range(6):
         setup = msgspec.structs.replace(ENVIRONMENT, fingerprint=f"e{number // 3}", l4t=f"36.4.{number // 3}")
-        changed = {
-            "environment": setup,
-            "case": Case(model="square"),
-            "t_wall": "1970-01-01T00:00:00Z",
-            "suite_id": f"s{number}",
-        }
-        body = record("agx-1", number, median_ms=(5.0, 5.5)[number // 3] + number / 1000, **changed)
+        changed = {"environment": setup, "case": Case(model="square"), "suite_id": f"s{number}"}
+        changed |= {"t_wall": "1970-01-01T00:00:00Z", "median_ms": (5.0, 5.5)[number // 3] + number / 1000}
+        body = record("agx-1", number, **changed)
         yield message("agx-1", f"result/r{number}", body, now_s - 900 + 100 * number)
     failed = {"status": "failed", "reason": "CUDA error: out of memory", "timing": None, "processes": []}
     yield message("agx-1", "result/r9", record("agx-1", 9, case=Case(model="snn_onepass"), **failed), now_s - 300)
     yield message("orin-1", "event", {"event": "regression", "detail": CUSTOM}, now_s - 30)
     slower = {"case_id": CUSTOM, "verdict": "slower", "median_ms": 68.0, "baseline_ms": 11.0}
-    slower |= {
-        "accuracy_metric": "top-1",
-        "accuracy_value": 0.95,
-        "accuracy_low": 0.888,
-        "accuracy_high": 0.978,
-        "accuracy_drop": 0.01,
-    }
+    shares = {"value": 0.95, "low": 0.888, "high": 0.978, "drop": 0.01}
+    slower |= {"accuracy_metric": "top-1"} | {f"accuracy_{name}": share for name, share in shares.items()}
     yield message("orin-1", f"latest/{CUSTOM}", slower, now_s - 30)
     deployed = {"name": "vim", "case_id": "vim_tiny,eager,b1", "verdict": "slower", "since": "2026-01-01T00:00:00Z"}
     deployed |= {"promised_ms": 50.0, "now_ms": 68.0, "change": 0.36, "change_low": 0.34, "change_high": 0.38}
@@ -179,7 +144,7 @@ def site_database(tmp_path_factory):
 @pytest.fixture(scope="module")
 def store_of_site(site_database):
     with closing(Store(site_database)) as store:
-        store.add(row for one in stored(time.time()) for row in rows(one))
+        add(store, *stored(time.time()))
         yield store
 
 
@@ -256,7 +221,7 @@ def test_home_leads_to_a_change_whose_cause_is_not_separable(site, browser):
 
 
 def test_a_fleet_shows_who_is_there_and_since_when(site, browser, store_of_site):
-    store_of_site.add(rows(message("orin-1", "status", {"state": "online"}, time.time())))
+    add(store_of_site, message("orin-1", "status", {"state": "online"}, time.time()))
     with opened(browser, site, "/fleet") as page:
         cards = {name: page.get_by_role("link", name=name) for name in ("orin-1", "quiet-1", "gone-1")}
         for name, state in (("orin-1", "online"), ("quiet-1", "silent"), ("gone-1", "silent")):
@@ -350,50 +315,29 @@ def test_what_became_slower_is_said_with_its_baseline(site, browser):
         page.get_by_role("heading", level=1, name=CUSTOM).wait_for()
 
 
-@contextmanager
-def connected(mosquitto, **callbacks):
-    client = Client(CallbackAPIVersion.VERSION2, protocol=MQTTProtocolVersion.MQTTv5)
-    for name, callback in callbacks.items():
-        setattr(client, name, callback)
-    client.connect(mosquitto.host, mosquitto.port)
-    client.loop_start()
-    try:
-        yield client
-    finally:
-        client.disconnect()
-        client.loop_stop()
-
-
 def test_an_open_page_follows_what_is_published(site, browser, mosquitto):
-    with opened(browser, site, "/results?device=newcomer") as page, connected(mosquitto) as device:
+    with opened(browser, site, "/results?device=newcomer") as page, closing(Watcher(mosquitto, "newcomer")) as device:
         page.get_by_text("No results match").wait_for()
-        device.publish("benchd/v1/newcomer/result/r7", record("newcomer", 7), qos=1)
-        page.get_by_text("1-1 of 1").wait_for()
-        device.publish("benchd/v1/newcomer/result/r8", record("newcomer", 8), qos=1)
-        page.get_by_text("1-2 of 2").wait_for()
+        for number in (1, 2):
+            device.say(f"benchd/v1/newcomer/result/r{number}", encode(record("newcomer", number)))
+            page.get_by_text(f"1-{number} of {number}").wait_for()
         assert page.get_by_role("cell", name="newcomer", exact=True).count() == 2
 
 
 def test_the_page_asks_a_device_to_run_a_suite_and_shows_its_answer_as_text(site, browser, mosquitto):
-    asked, ready = [], threading.Event()
-
-    def subscribe(client, *_):
-        client.subscribe("benchd/v1/orin-1/cmd/run", qos=1)
-
-    def respond(client, userdata, command):
-        asked.append(json.loads(command.payload))
-        answer_to = "benchd/v1/orin-1/resp/{client}/{id}".format(**asked[-1])
-        client.publish(answer_to, json.dumps({"accepted": False, "reason": HOSTILE}), qos=1)
-
-    listen = {"on_connect": subscribe, "on_subscribe": lambda *_: ready.set(), "on_message": respond}
-    with opened(browser, site, "/device/orin-1") as page, connected(mosquitto, **listen) as device:
-        assert ready.wait(WAIT_S)
-        device.publish("benchd/v1/orin-1/health", '{"activity":"idle","pending":3}', qos=1)  # it is there
+    with opened(browser, site, "/device/orin-1") as page, closing(Watcher(mosquitto, "orin-1")) as device:
+        device.say("benchd/v1/orin-1/health", '{"activity":"idle","pending":3}')  # it is there
         button = page.get_by_role("button", name="Run nightly")
         button.dblclick()
+        asked = json.loads(device.until(lambda topic, _: topic.endswith("/cmd/run")).payload)
+        answer = json.dumps({"accepted": False, "reason": HOSTILE})
+        device.say("benchd/v1/orin-1/resp/{client}/{id}".format(**asked), answer)
         page.get_by_text(f"refused: {HOSTILE}").wait_for()
         assert button.is_enabled()
-    assert [command["suite"] for command in asked] == ["nightly"]
+        assert asked["suite"] == "nightly"
+        device.say("benchd/v1/orin-1/resp/test/last", b"{}")
+        device.until(lambda topic, _: topic.endswith("/last"))
+        assert sum(message.topic.endswith("/cmd/run") for message in device.all) == 1
 
 
 @pytest.mark.parametrize(("path", "name"), [("/fleet?q=warm-1", "warm-1"), ("/device/warm-2", "warm-2")])
@@ -402,20 +346,22 @@ def test_an_open_page_is_sent_only_what_is_new(site, browser, mosquitto, store_o
     bodies = [
         {"samples": [[0, metric, 40.0 + second, "fake"] for metric in metrics]} for second in range(PAST + SECONDS)
     ]
-    past = [message(name, "telemetry", body, time.time() - PAST + n) for n, body in enumerate(bodies[:PAST])]
-    store_of_site.add(row for one in past for row in rows(one))
-    with opened(browser, site, path, heard=heard) as page, connected(mosquitto) as device:
+    add(
+        store_of_site,
+        *(message(name, "telemetry", body, time.time() - PAST + n) for n, body in enumerate(bodies[:PAST])),
+    )
+    with opened(browser, site, path, heard=heard) as page, closing(Watcher(mosquitto, name)) as device:
         page.locator(".figure", has_text=f"{39 + PAST} °C").wait_for()  # all that is known was sent
         heard.clear()
         for body in bodies[PAST:]:
-            device.publish(f"benchd/v1/{name}/telemetry", json.dumps(body), qos=1)
+            device.say(f"benchd/v1/{name}/telemetry", json.dumps(body))
             page.wait_for_timeout(1000)
         page.locator(".figure", has_text=f"{39 + PAST + SECONDS} °C").wait_for()
     assert 0 < sum(heard) < SECONDS * VIEWER_BYTES_PER_S
 
 
 def test_a_device_that_says_nothing_turns_silent(site, browser, store_of_site):
-    store_of_site.add(rows(message("fading", "status", {"state": "online"}, time.time() - STALE_S + 1.0)))
+    add(store_of_site, message("fading", "status", {"state": "online"}, time.time() - STALE_S + 1.0))
     with opened(browser, site, "/fleet") as page:
         page.get_by_role("link", name="fading").get_by_text("silent: last data").wait_for()
 
@@ -430,7 +376,6 @@ def test_a_page_without_an_address_or_a_record_has_the_frame_and_says_what_to_do
 def test_a_page_comes_before_its_data_and_says_its_age_while_the_server_is_away_then_is_dimmed(
     mosquitto, browser, empty_postgres, tmp_path
 ):
-    psycopg = pytest.importorskip("psycopg", reason="needs psycopg, of the extra postgres")
     storage = {"NICEGUI_STORAGE_PATH": str(tmp_path)}
     page = browser.new_page()
     page.set_default_timeout(WAIT_S * 1000)

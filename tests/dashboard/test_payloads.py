@@ -4,10 +4,11 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from messages_made import message
 from records_made import ENERGY, WRONG, made
 
 from benchd.daemon.delivery.connection import Arrived
-from benchd.daemon.records import Case, Energy, encode
+from benchd.daemon.records import Case, encode
 from benchd.dashboard.limits import BYTES, OTHER_BYTES, VALUES
 from benchd.dashboard.messages import INTEGER_LIMIT, rows
 
@@ -16,10 +17,7 @@ RESULT = f"benchd/v1/{DEVICE}/result/r1"
 
 
 def taken(kind, body, **fields):
-    message = Arrived(
-        f"benchd/v1/{DEVICE}/{kind}", body if isinstance(body, bytes) else json.dumps(body).encode(), 100.0
-    )
-    return rows(message._replace(**fields))
+    return rows(message(DEVICE, kind, body, 100.0, **fields))
 
 
 def only(kind, body):
@@ -53,15 +51,7 @@ def test_a_record_that_was_not_measured_has_no_figures():
 
 
 def test_a_figure_that_a_record_s_numbers_do_not_allow_is_refused():
-    energy = Energy(
-        energy_j=1e-300,
-        energy_err_j=1e300,
-        gross_per_inference_j=1.0,
-        scope="module",
-        source="x",
-        sensor_period_s=0.1,
-        updates=1,
-    )
+    energy = msgspec.structs.replace(ENERGY, energy_j=1e-300, energy_err_j=1e300)
     assert "energy_err_mj is not a finite number" in reason(RESULT, encode(made(energy=energy)))
 
 

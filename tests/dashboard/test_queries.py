@@ -1,21 +1,18 @@
 import csv
 import io
-import json
 import math
 
+import messages_made
 import msgspec
 import pytest
+from messages_made import message
 from records_made import ENVIRONMENT, made, timing
-
-pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
-
 from sqlalchemy import select
 
-from benchd.daemon.delivery.connection import Arrived
-from benchd.daemon.records import PROFILED, BlocksResult, Case, Interference, ProcessResult, encode
+from benchd.daemon.records import PROFILED, BlocksResult, Case, Interference, ProcessResult
 from benchd.dashboard import queries
 from benchd.dashboard.limits import DAY_S, READ, SHOWN, day_s
-from benchd.dashboard.messages import Row, flat, rows
+from benchd.dashboard.messages import Row, flat
 from benchd.dashboard.queries import STALE_S, Filter, Mark
 from benchd.dashboard.views import charts, history, shipped
 from benchd.dashboard.views.results import csv_lines
@@ -24,13 +21,12 @@ NOW_S = 1_000_000_000.0
 
 
 def add(store, device, kind, body, at_s=NOW_S):
-    body = body if isinstance(body, bytes) else json.dumps(body).encode()
-    store.add(rows(Arrived(f"benchd/v1/{device}/{kind}", body, at_s)))
+    messages_made.add(store, message(device, kind, body, at_s))
 
 
 def measure(store, number, median_ms, at_s=NOW_S, device="d1", **fields):
     given = {"run_id": f"r{number}", "device_id": device, "timing": timing(median_ms)} | fields
-    add(store, device, f"result/r{number}", encode(made(**given)), at_s)
+    add(store, device, f"result/r{number}", made(**given), at_s)
 
 
 @pytest.mark.parametrize(
@@ -69,18 +65,9 @@ def test_a_large_fleet_shows_the_newest_power_and_throttling_of_each_device(stor
     metrics = ["power_w", *(f"power_w@rail{n}" for n in range(8)), "gpu_throttle_reasons"]
     ids = [f"d{number:03}" for number in range(300)]
     store.add(Row("device", {"device_id": device_id, "seen_s": NOW_S}) for device_id in ids)
-    store.add(
-        Row(
-            "telemetry",
-            {
-                "device_id": device_id,
-                "t_s": NOW_S + second,
-                "body": msgspec.json.encode(dict.fromkeys(metrics, 4.0 * second)),
-            },
-        )
-        for second in range(5)
-        for device_id in ids
-    )
+    for second in range(5):
+        told = {"t_s": NOW_S + second, "body": msgspec.json.encode(dict.fromkeys(metrics, 4.0 * second))}
+        store.add(Row("telemetry", {"device_id": device_id} | told) for device_id in ids)
     found = queries.fleet(store, NOW_S + 4.5)
     assert [(one.power_w, one.throttled) for one in found] == [(16.0, False)] * 300
 
@@ -132,9 +119,10 @@ def test_a_history_is_in_order_of_arrival(store):
 
 
 def test_of_the_cases_that_live_the_last_results_are_reported_newest_first(store):
-    """Not of one that has left its device's plan, nor of one that was not measured for long."""
+    """Not of one that has left its device's plan, nor of one that was not measured for long; a profile is no result."""
     for number, (model, at_s) in enumerate([("once", 1), ("gone", 3), ("old", -1), ("planned", 0), ("planned", 2)]):
         measure(store, number, 5.0, NOW_S + at_s, case=Case(model=model))
+    measure(store, 9, 5.0, NOW_S + 9, case=Case(model="planned"), flags=[PROFILED])
     add(store, "d1", f"latest/{Case(model='planned').case_id}", {"median_ms": 5.0})
     add(store, "d1", f"latest/{Case(model='gone').case_id}", b"")
     found = queries.last_of_each_case(store, NOW_S - 0.5, 10)

@@ -2,9 +2,6 @@
 
 import msgspec
 import pytest
-
-pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
-
 from records_made import ENVIRONMENT, made
 
 from benchd.daemon.records import Memory, ProcessResult, Stages, Summary

@@ -5,20 +5,16 @@ import random
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from records_made import made, timing
-
-pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
-
 from drawn import blank
+from messages_made import add
+from messages_made import result as measured
 from nicegui import ui
 from prometheus_client.exposition import generate_latest
+from records_made import made, timing
 
-from benchd.daemon.delivery.connection import Arrived
-from benchd.daemon.records import encode
 from benchd.dashboard import queries
 from benchd.dashboard.answers import Answers
 from benchd.dashboard.changes import Changes
-from benchd.dashboard.messages import rows
 from benchd.dashboard.metrics import Fleet
 from benchd.dashboard.queries import Filter
 from benchd.dashboard.views import charts, comparison, history, record, results
@@ -36,11 +32,11 @@ def stamp(day):
 def result(day, t_wall):
     median_ms = (5.0 if day < SLOWER_FROM else 6.0) + 0.001 * (day % 3)
     record = made(run_id=f"r{day:02}", device_id="d1", t_wall=t_wall, timing=timing(median_ms))
-    return Arrived(f"benchd/v1/d1/result/r{day:02}", encode(record), ARRIVED_S + 0.005 * day)
+    return measured(record, ARRIVED_S + 0.005 * day)
 
 
 def deliver(store, days, stamped=stamp):
-    store.add(row for day in days for row in rows(result(day, stamped(day))))
+    add(store, *(result(day, stamped(day)) for day in days))
 
 
 def shuffled(count):

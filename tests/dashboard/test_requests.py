@@ -7,12 +7,9 @@ from contextlib import closing
 
 import pytest
 from broker import running_broker
+from drawn import blank
 from links import Watcher
 from waiting import WAIT_S
-
-pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
-
-from drawn import blank
 
 from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.messages import Health, Info, SuiteInfo

@@ -8,13 +8,9 @@ import subprocess
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-import pytest
 from broker import HOST, free_port, program, running_broker
+from test_collector import collecting, count, publish
 from waiting import WAIT_S, wait_for
-
-pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
-
-from test_collector import collecting, count, publish, say
 
 from benchd.dashboard.store import Store
 
@@ -36,6 +32,11 @@ def bridged(folder, central_port, password=None):
     absent = ("bridge_cafile",) if password else ("remote_username", "remote_password", "bridge_cafile")
     lines = [line for line in bridge.splitlines() if not line.startswith(absent)]
     return "\n".join([kept(folder), *lines])
+
+
+def say(broker, topic, body, *options):
+    command = [program("mosquitto_pub"), "-V", "5", "-h", broker.host, "-p", str(broker.port), "-q", "1", "-t", topic]
+    subprocess.run([*command, "-s", *options], input=body, text=True, check=True)
 
 
 def hear(broker, topic, *options):

@@ -1,19 +1,16 @@
 """What the pages say of shipped folders: beside what would ship now, and on their own page."""
 
-import json
 import time
 from datetime import datetime, timezone
 
 import pytest
+from messages_made import add, message
 
-pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
-
-from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.delivery.messages import Deployed
 from benchd.dashboard.answers import Answers, Choice, Kind
 from benchd.dashboard.changes import Changes
 from benchd.dashboard.matrix import Cell
-from benchd.dashboard.messages import Result, rows
+from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import OnBoard
 from benchd.dashboard.views import home, shipped
 
@@ -69,7 +66,7 @@ def test_home_knows_which_promises_are_stale(store):
     now_s = time.time()
     for device, age_s in (("d1", 0.0), ("d2", shipped.STALE_S + 1.0)):
         said = {"verdict": "kept", "t_wall": datetime.fromtimestamp(now_s - age_s, timezone.utc).isoformat()}
-        store.add(rows(Arrived(f"benchd/v1/{device}/shipped/net", json.dumps(said).encode(), now_s)))
+        add(store, message(device, "shipped/net", said, now_s))
     found = home._read(store, Answers(store, Changes(store)), None).deployed
     assert [(device_id, is_stale) for device_id, _, is_stale in found] == [("d1", False), ("d2", True)]
 

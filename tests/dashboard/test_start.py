@@ -7,8 +7,6 @@ import sys
 import pytest
 from broker import HOST
 
-pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
-
 from benchd.daemon import cli
 from benchd.dashboard.app import TOKEN_VARIABLE
 

@@ -1,4 +1,3 @@
-import json
 import random
 import shlex
 import shutil
@@ -11,17 +10,16 @@ from contextlib import closing
 
 import msgspec
 import pytest
+from messages_made import add
+from messages_made import message as said
+from messages_made import result as measured
 from records_made import ENVIRONMENT, made
-
-pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
-
 from sqlalchemy import event, select
 
-from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import decode, encode
 from benchd.dashboard import queries
-from benchd.dashboard.messages import ID_LIMIT, TEXT_LIMIT, rows
+from benchd.dashboard.messages import ID_LIMIT, TEXT_LIMIT
 from benchd.dashboard.schema import VERSION
 from benchd.dashboard.store import QUARANTINE_ROWS, Store
 
@@ -29,21 +27,16 @@ NOW_S = 1_000_000_000.0
 
 
 def message(kind, body, device="d1", at_s=NOW_S, **fields):
-    return Arrived(f"benchd/v1/{device}/{kind}", json.dumps(body).encode(), at_s, **fields)
+    return said(device, kind, body, at_s, **fields)
 
 
 def result(number, device="d1", at_s=NOW_S):
-    body = encode(made(run_id=f"r{number}", device_id=device))
-    return Arrived(f"benchd/v1/{device}/result/r{number}", body, at_s)
+    return measured(made(run_id=f"r{number}", device_id=device), at_s)
 
 
 def power(values, at_s, device="d1"):
     samples = [[round(n * 1e9), "power_w", value, "fake"] for n, value in enumerate(values)]
     return message("telemetry", {"samples": samples}, device, at_s)
-
-
-def add(store, *messages):
-    store.add(row for one in messages for row in rows(one))
 
 
 def content(store, *names):
@@ -75,11 +68,8 @@ def test_the_longest_id_and_texts_are_stored_and_longer_ones_are_kept_apart(stor
         environment = msgspec.structs.replace(ENVIRONMENT, fingerprint=text)
         record = made(device_id=device, run_id=RUN_ID, tool_version=text, environment=environment)
         head = b'{"log":"0123456789abcdef","seq":1,'
-        return [
-            Arrived(f"benchd/v1/{device}/result/{RUN_ID}", head + encode(record)[1:], NOW_S),
-            Arrived(f"benchd/v1/{device}/result/rubbish", head, NOW_S),
-            message("telemetry", {"samples": []}, device),
-        ]
+        numbered = message(f"result/{RUN_ID}", head + encode(record)[1:], device)
+        return [numbered, message("result/rubbish", head, device), message("telemetry", {"samples": []}, device)]
 
     drawn = random.Random(0)
     longest = "".join(drawn.choices(string.ascii_lowercase, k=TEXT_LIMIT))  # which compresses to no less
@@ -257,7 +247,7 @@ def test_of_two_collectors_none_commits_behind_what_a_page_has_read(empty_postgr
 def test_a_database_of_another_schema_is_left_alone_and_its_records_come_out_by_the_printed_command(url, tmp_path):
     record = made(device_id="d1")
     with closing(Store(url)) as store:
-        store.add(rows(Arrived(f"benchd/v1/d1/result/{record.run_id}", encode(record), 1.0)))
+        add(store, measured(record, 1.0))
         with store._writing() as connection:
             connection.exec_driver_sql("UPDATE version SET number = 99")
     with pytest.raises(UsageError, match=rf"tables of another benchd \(version 99, not {VERSION}\)") as refused:
@@ -288,7 +278,6 @@ def test_a_url_that_cannot_be_used_says_what_is_expected(url):
 
 
 def test_no_message_shows_the_password(tmp_path):
-    pytest.importorskip("psycopg", reason="needs psycopg, of the extra postgres")
     with pytest.raises(UsageError) as raised:
         Store("postgresql://me:secret@127.0.0.1:1/x")
     assert "127.0.0.1" in str(raised.value)

@@ -4,16 +4,14 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from messages_made import add, result
 from records_made import ENERGY, ENVIRONMENT, PASSED, QANN, WRONG, made, timing
 
-pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
-
-from benchd.daemon.delivery.connection import Arrived
-from benchd.daemon.records import Case, Load, Neighbour, Requests, Variant, encode
+from benchd.daemon.records import Case, Load, Neighbour, Requests, Variant
 from benchd.daemon.verdicts.recommend import disqualified
 from benchd.dashboard.answers import Answers, Kind, Newest
 from benchd.dashboard.changes import Changes
-from benchd.dashboard.messages import flat, rows
+from benchd.dashboard.messages import flat
 from benchd.dashboard.text import time
 from benchd.dashboard.trade_off import Figure, Point, front, groups
 
@@ -96,7 +94,7 @@ def test_what_recommend_excludes_whatever_the_limits_is_crossed_out_with_the_rea
     for run, median_ms, own in (("r1", 3.0, fields | {"case": case}), ("r2", 9.0, {"case": slow})):
         energy = msgspec.structs.replace(ENERGY, gross_per_inference_j=median_ms)
         known = {"timing": timing(median_ms), "energy": energy, "check": PASSED, "run_id": run, "device_id": "d"}
-        store.add(rows(Arrived(f"benchd/v1/d/result/{run}", encode(made(**known | own)), 1e9)))
+        add(store, result(made(**known | own), 1e9))
     (points,) = groups(Answers(store, Changes(store)).newest()[0]).values()
     assert {one.label: one.why for one in points} == {"eager b1": "", "eager-fp16 b1": why}
     assert [one.label for one in front(points)] == ["eager b1"]
@@ -114,7 +112,7 @@ def test_variants_of_two_models_cannot_win_against_each_other(store):
             model=QANN,
             check=msgspec.structs.replace(PASSED, projections=[along], **answers),
         )
-        store.add(rows(Arrived(f"benchd/v1/d/result/{run}", encode(known), 1e9)))
+        add(store, result(known, 1e9))
     (points,) = groups(Answers(store, Changes(store)).newest()[0]).values()
     assert ["its exact answers to the same inputs differ" in one.why for one in points] == [True, True]
     assert front(points) == []

@@ -7,8 +7,6 @@ from broker import HOST, free_port, program
 from records_made import made
 from waiting import WAIT_S
 
-pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
-
 from benchd.daemon.records import Case, encode
 
 

@@ -1,21 +1,17 @@
 """The fleet in a terminal of any width: trouble first, whole numbers, and what is hidden counted."""
 
 import io
-import json
 import re
 import time
 from contextlib import closing
 
 import pytest
-
-pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
-
+from messages_made import message
 from records_made import ENERGY, PASSED, WRONG, made, timing
 from rich.console import Console
 
-from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.delivery.messages import Health, Info
-from benchd.daemon.records import Case, Summary, Variant, encode
+from benchd.daemon.records import Case, Summary, Variant
 from benchd.daemon.records import SamplerReport as Report
 from benchd.daemon.reporting.sensors_table import sensors
 from benchd.dashboard import watch
@@ -82,13 +78,13 @@ def test_hours_of_results_and_telemetry_leave_only_what_is_shown(monkeypatch):
             now_s = start_s + 36 * number
             monkeypatch.setattr(time, "time", lambda now_s=now_s: now_s)
             said = {
-                "status": b'{"state": "online"}',
-                f"result/r{number}": encode(made(run_id=f"r{number}", device_id="d1")),
-                "event": json.dumps({"event": f"e{number}"}).encode(),
-                "telemetry": json.dumps({"samples": [[0, "power_w", float(number), "fake"]]}).encode(),
-                "rubbish": str(number).encode(),
+                "status": {"state": "online"},
+                f"result/r{number}": made(run_id=f"r{number}", device_id="d1"),
+                "event": {"event": f"e{number}"},
+                "telemetry": {"samples": [[0, "power_w", float(number), "fake"]]},
+                "rubbish": number,
             }
-            watch.keep(store, [Arrived(f"benchd/v1/d1/{kind}", body, now_s) for kind, body in said.items()])
+            watch.keep(store, [message("d1", kind, body, now_s) for kind, body in said.items()])
             seen = watch.look(store)
         with store.reading() as connection:
             kept = {name: len(connection.execute(table.select()).all()) for name, table in store.tables.items()}
