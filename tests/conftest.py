@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from broker import RunningBroker, running_broker
+from disks import tmpfs
 from forked import onnx_table_kept, workers_apart, workers_forked
 from hypothesis import HealthCheck, settings
 
@@ -166,10 +167,5 @@ def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroke
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder]
-    if subprocess.run(command, check=False, capture_output=True).returncode:
-        pytest.skip("needs the right to mount a small tmpfs")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    with tmpfs(tmp_path / "disk", "size=4m") as folder:
+        yield folder

@@ -17,6 +17,7 @@ from gaps import without_energy, without_gaps
 from links import Watcher
 from msgspec import UNSET
 from PIL import Image
+from records_made import written
 from simulations import slow
 from stub_interpreter import interpreter
 from worker_jobs import user_module
@@ -27,10 +28,6 @@ from benchd.models import catalog, data
 
 ROOT = Path(__file__).parents[2]
 ONE_STEP = ("--option", "time_steps=1", "--option", "threshold=0.1")  # of an SNN that fires though it is random
-
-
-def written(folder):
-    return [records.decode(line) for line in journal.read(folder / "out" / "records.jsonl")]
 
 
 def test_energy_comes_with_scope_error_bar_and_idle(once, tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from disks import tmpfs
 from waiting import wait_for
 from worker_jobs import user_module
 
@@ -71,14 +72,8 @@ def test_what_does_not_work_ends_with_its_code_and_its_reason(here, tmp_path, ar
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of one megabyte in the place of the state folder."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)], check=False, capture_output=True
-    ).returncode:
-        pytest.skip("needs the right to mount a tmpfs")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with tmpfs(tmp_path / "small", "size=1m") as folder:
+        yield folder
 
 
 def test_a_full_disk_is_said_and_leaves_nothing_and_the_other_files_go_on(here, small_disk):

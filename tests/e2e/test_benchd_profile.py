@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from records_made import written as published
 from waiting import wait_for
 
-from benchd.daemon import journal, records
 from benchd.daemon.delivery.sinks import LogSink
 from benchd.daemon.errors import UsageError
 from benchd.daemon.profiling.profile import Profile
@@ -25,10 +25,6 @@ def profile(tmp_path, here):
 
 def written(folder):
     return msgspec.json.decode((folder / "out" / "profile.json").read_bytes(), type=Profile)
-
-
-def published(folder):
-    return [records.decode(body) for body in journal.read(folder / "out" / "records.jsonl")]
 
 
 def test_every_method_needs_no_gpu(profile, tmp_path, mosquitto):

@@ -6,19 +6,18 @@ import shlex
 import signal
 import subprocess
 import sys
-from contextlib import closing
 from math import exp, log
 from pathlib import Path
 from statistics import geometric_mean, median
 
 import pytest
 from gaps import without_energy, without_gaps
-from links import Watcher
+from records_made import written
 from stub_interpreter import interpreter
 from waiting import WAIT_S
 from worker_jobs import user_module
 
-from benchd.daemon import journal, records
+from benchd.daemon import journal
 
 ROOT = Path(__file__).parents[2]
 CONFIG = '[device]\nid = "test-device"\n'
@@ -58,7 +57,7 @@ def test_the_sides_take_turns_and_seven_pairs_are_enough_for_a_clear_case(compar
     assert comparison["second"] == f"{CASE} by {slow}"
     assert [set(pair) for pair in pairs(tmp_path / "log")] == [{"fast", "slow"}] * 7
     assert "pair 7 of 7 to 15: A 5 ms, B +20.00 %, " in done.stderr
-    first, second = (records.decode(line) for line in journal.read(tmp_path / "out" / "records.jsonl"))
+    first, second = written(tmp_path)
     assert [len(record.processes) for record in (first, second)] == [7, 7]
     assert first.suite_id == second.suite_id
     assert first.environment.versions["torch"]
@@ -128,7 +127,7 @@ def test_each_chosen_variant_is_a_comparison_and_all_share_the_error(compare, st
     made = json.loads(done.stdout)
     assert [one["first"].split()[0] for one in made] == [CASE, CASE.replace("eager", "fp16")]
     assert [one["verdict"]["confidence"] for one in made] == [0.975, 0.975]
-    assert len(list(journal.read(tmp_path / "out" / "records.jsonl"))) == 4
+    assert len(written(tmp_path)) == 4
     assert (tmp_path / "gate.xml").read_text().count("<failure ") == 2
     assert (tmp_path / "gate.md").read_text().count("SLOWER") == 2
     assert compare(*given, "--variants", "eager", "--fail-on", "check").returncode == 0
@@ -142,15 +141,6 @@ def test_an_interrupt_counts_more_than_a_process_that_failed_before_it(command, 
     done = command("benchd", "compare", *sides, "--device", "cpu", "--output", "out", "--json")
     assert done.returncode == 130, done.stderr
     assert len(json.loads(done.stdout)) == 2
-
-
-def test_both_records_go_to_the_broker_of_the_configuration(compare, stub, tmp_path, mosquitto):
-    (tmp_path / "config.toml").write_text(f'{CONFIG}[mqtt]\nurl = "{mosquitto.url}"\n')
-    with closing(Watcher(mosquitto, "test-device")) as watcher:
-        done = compare("--live", CASE, "--python", stub("one", "5"), "--python", stub("other", "6"), "--pairs", "2")
-        assert done.returncode == 3, done.stderr
-        heard = [watcher.until(lambda topic, _: "/result/" in topic).payload for _ in range(2)]
-    assert sorted(heard) == sorted(journal.read(tmp_path / "out" / "records.jsonl"))
 
 
 def test_a_side_that_cannot_run_here_exits_7(compare, stub):
@@ -171,7 +161,7 @@ def test_a_signal_ends_the_comparison_and_keeps_what_was_measured(stub, tmp_path
         process.send_signal(signal.SIGHUP)
         process.communicate(timeout=WAIT_S)
     assert process.returncode == 130
-    kept = [records.decode(line) for line in journal.read(tmp_path / "out" / "records.jsonl")]
+    kept = written(tmp_path)
     assert [[one.status for one in record.processes[:2]] for record in kept] == [["ok", "ok"]] * 2
     assert "aborted" in {record.status for record in kept}
 
@@ -180,7 +170,7 @@ def test_an_error_keeps_what_was_measured(compare, stub, tmp_path):
     """A folder that a log cannot be written to any more."""
     gone = "(turn and (__import__('shutil').rmtree('out/logs'), open('out/logs', 'w'))) and 5 or 5"
     compare("--live", CASE, "--python", stub("steady", "5"), "--python", stub("gone", gone))
-    kept = [records.decode(line) for line in journal.read(tmp_path / "out" / "records.jsonl")]
+    kept = written(tmp_path)
     # as the lot fell in the second pair and in the third, whose first process has no log and fails
     assert [len(record.processes) for record in kept] in ([2, 2], [2, 3], [3, 2])
 
@@ -189,7 +179,7 @@ def test_a_process_that_dies_ends_the_comparison_with_the_reason(compare, stub, 
     done = compare("--live", CASE, "--python", stub("fast", "5"), "--python", stub("dead", "5", dies=True))
     assert done.returncode == 1
     assert "rubbish" in said(done)["verdict"]["reason"]
-    statuses = [records.decode(line).status for line in journal.read(tmp_path / "out" / "records.jsonl")]
+    statuses = [record.status for record in written(tmp_path)]
     assert statuses in (["ok", "failed"], ["failed"])  # as the lot fell: who had no turn leaves no record
 
 
@@ -225,7 +215,7 @@ def test_the_documented_gate_compares_a_change_with_its_base(here, tmp_path, mon
     assert made["verdict"]["effect"] > 1
     assert "SLOWER" in (folder / "gate.md").read_text()
     assert '<failure message="' in (folder / "gate.xml").read_text()
-    kept = [records.decode(line) for line in journal.read(tmp_path / "out" / "records.jsonl")]
+    kept = written(tmp_path)
     assert kept[0].missing["probes"] == "a comparison is not compared with a floor"
     first, second = (record.processes for record in kept)
     assert all(process.blocks.is_interleaved for process in (*first, *second))
@@ -268,7 +258,7 @@ def test_where_a_sensor_gives_joules_processes_run_one_after_the_other(compare, 
     def compared():
         done = compare("--aa", CASE, "--pairs", "2", "--threads", "1")
         assert len(said(done)["ratios"]) == 2, done.stderr
-        return [records.decode(line) for line in journal.read(tmp_path / "out" / "records.jsonl")][-2:]
+        return written(tmp_path)[-2:]
 
     for record in without_gaps(compared, without_energy):
         assert record.energy.scope == "module"

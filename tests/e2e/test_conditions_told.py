@@ -4,8 +4,8 @@ import os
 import time
 
 from fake_clock import FakeClock
+from records_made import written
 
-from benchd.daemon import journal, records
 from benchd.daemon.verdicts import when
 
 NET = """
@@ -26,15 +26,11 @@ def build():
 """
 
 
-def measured(tmp_path):
-    return [records.decode(line) for line in journal.read(tmp_path / "out/records.jsonl")][-1]
-
-
 def with_threads(once, tmp_path, count, forward="pass"):
     (tmp_path / "net.py").write_text(NET.format(forward=forward))
     done = once("--module", "net.py:build", "--variants", "eager", "--threads", str(count))
     assert done.returncode == 0, done.stderr
-    return measured(tmp_path), done.stdout
+    return written(tmp_path)[-1], done.stdout
 
 
 def test_the_threads_asked_for_run_whatever_the_module_sets(once, tmp_path):
@@ -67,7 +63,7 @@ def test_a_clock_that_was_never_set_is_told(once_apart, tmp_path):
     clock.set(60.0 - time.time())
     done = once_apart("--models", "square", "--option", "size=16", "--variants", "eager", **clock.environment)
     assert done.returncode == 0, done.stderr
-    record = measured(tmp_path)
+    (record,) = written(tmp_path)
     assert when.is_unset(record.t_wall)
     assert "clock_not_set" in record.flags
     assert "clock: never set (1970-01-01T" in done.stdout

@@ -13,7 +13,6 @@ from browsing import get, opened, running_browser
 from forked import PAGES, Program
 from waiting import WAIT_S, wait_for
 
-
 SIMULATED = ("Orin Nano 1 (simulated)", "Orin AGX 2 (simulated)", "Desktop GPU 1 (simulated)")
 # what bench-once measures without a name is the subject of other tests, and the story need not take half a minute
 BRIEFLY = """

@@ -4,7 +4,7 @@ import re
 import subprocess
 
 import pytest
-from disks import failing_ext4
+from disks import failing_ext4, tmpfs
 from test_service import LONG_S, degraded, eat, journal_of, site, under_way  # noqa: F401 - a fixture
 from waiting import WAIT_S, wait_for
 
@@ -12,20 +12,18 @@ from waiting import WAIT_S, wait_for
 @pytest.fixture
 def thin_disk(site):  # noqa: F811
     """An ext4 under the state folder on a thin image: once the folder `thin` is full, each of its writes is an EIO."""
-    thin, folder = site.folder / "thin", site.folder / "state"
-    thin.mkdir()
+    folder = site.folder / "state"
     folder.mkdir()
-    image = thin / "image"
-    commands = [
-        ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", thin],
-        ["truncate", "--size=256M", image],
-        ["mkfs.ext4", "-q", "-O", "^has_journal", image],
-        ["mount", "-o", "loop,errors=continue", image, folder],
-    ]
-    if any(subprocess.run(command, check=False).returncode for command in commands):
-        pytest.skip("needs the right to mount an ext4")
-    yield thin
-    subprocess.run(["umount", "--lazy", folder, thin], check=True)
+    with tmpfs(site.folder / "thin", "size=64m") as thin:
+        commands = [
+            ["truncate", "--size=256M", thin / "image"],
+            ["mkfs.ext4", "-q", "-O", "^has_journal", thin / "image"],
+            ["mount", "-o", "loop,errors=continue", thin / "image", folder],
+        ]
+        if any(subprocess.run(command, check=False).returncode for command in commands):
+            pytest.skip("needs the right to mount an ext4")
+        yield thin
+        subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def test_a_disk_with_io_errors_ends_no_service_and_costs_no_case(site, thin_disk):  # noqa: F811

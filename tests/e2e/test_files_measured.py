@@ -4,8 +4,8 @@ import json
 import os
 
 import pytest
+from records_made import written
 
-from benchd.daemon import journal, records
 from benchd.exporters.artifacts import ArtifactStore
 
 onnx = pytest.importorskip("onnx", reason="reads and writes files")
@@ -14,10 +14,6 @@ pytest.importorskip("onnxscript", reason="exports")
 pytest.importorskip("onnxruntime", reason="runs what was exported")
 
 SMALL = ("square", "--option", "size=16")
-
-
-def written(folder):
-    return [records.decode(line) for line in journal.read(folder / "out" / "records.jsonl")]
 
 
 def state(folder):

@@ -5,9 +5,9 @@ import re
 
 import msgspec
 import pytest
-from records_made import made, timing
+from records_made import made, timing, written
 
-from benchd.daemon.records import Case, ProcessResult, Variant, decode, encode
+from benchd.daemon.records import Case, ProcessResult, Variant, encode
 
 SQUARE = ("--models", "square", "--option", "size=64", "--variants", "eager")
 
@@ -131,7 +131,7 @@ def test_a_run_is_held_against_its_baseline_and_the_path_of_its_page_comes_last(
     assert re.search(
         r"A has 1 of the 3 processes that a verdict needs: run (\w+=\S+ )*bench-once --case square,eager", held.stdout
     )
-    record = decode((tmp_path / "out" / "records.jsonl").read_bytes().splitlines()[0])
+    record = written(tmp_path)[0]
     (tmp_path / "faster").write_bytes(b"".join(encode(one) + b"\n" for one in far_faster(record)))
     slower = once(*SQUARE, "--processes", "3", "--baseline", "faster", "--fail-on", "slower")
     assert slower.returncode == 3, slower.stdout + slower.stderr

@@ -2,7 +2,7 @@
 
 import json
 
-from benchd.daemon.records import decode
+from records_made import written
 
 SERVER = ("--models", "square", "--option", "size=16", "--variants", "eager", "--threads", "1", "--scenario", "server")
 GOAL = ("--deadline", "2s", "--percentile", "90")
@@ -14,7 +14,7 @@ def test_a_server_is_measured_reported_and_recommended(here, once, tmp_path):
     done = once(*SERVER, "--rate", "300Hz", "--streams", "1,2", *GOAL)
     assert done.returncode == 0, done.stderr
     assert "90 asked = " in done.stdout
-    found = [decode(line) for line in (tmp_path / "out" / "records.jsonl").read_bytes().splitlines()]
+    found = written(tmp_path)
     assert [record.case.streams for record in found] == [1, 2]
     for record in found:
         requests = record.requests

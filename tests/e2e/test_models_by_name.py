@@ -8,9 +8,9 @@ import pytest
 import timm_stub
 import torch
 from PIL import Image
+from records_made import written
 from torchvision import models
 
-from benchd.daemon import journal, records
 from benchd.models import libraries
 
 
@@ -18,11 +18,6 @@ from benchd.models import libraries
 def measured(once, tmp_path):
     """Return a function that runs bench-once with tiny limits and returns how it ended and its records."""
     return lambda *arguments: (once(*arguments), written(tmp_path))
-
-
-def written(folder):
-    path = folder / "out" / "records.jsonl"
-    return [records.decode(line) for line in journal.read(path)] if path.exists() else []
 
 
 RANDOM = "agreement on random weights, accuracy unknown"

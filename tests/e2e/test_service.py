@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import queue
-import resource
 import signal
 import socket
 import subprocess
@@ -19,6 +18,7 @@ import psutil
 import pytest
 import torch
 from asyncapi import Document
+from disks import tmpfs
 from forked import BENCHD, Program
 from links import Watcher
 from records_made import made
@@ -361,22 +361,6 @@ def test_a_reload_takes_over_the_new_plan_or_keeps_the_old_one(site):
         assert site.command("status")["accepted"]
 
 
-def test_an_onnx_file_of_the_configuration_is_measured_and_one_that_is_not_there_is_said_at_the_reload(site):
-    onnx = pytest.importorskip("onnx", reason="reads the file")
-    parser = pytest.importorskip("onnx.parser")
-    graph = '<ir_version: 9, opset_import: ["" : 18]> g (float[N,K] x) => (float[N,K] y) { y = Relu(x) }'
-    onnx.save(parser.parse_model(graph), site.folder / "net.onnx")
-    suite = f'[[suite]]\nname = "own"\nonnx = "{site.folder}/net.onnx"\ninputs = ["8"]\npreset = "quick"\n'
-    with site.configure(more=suite).service():
-        assert site.command("run", suite="own")["cases"] == ["own.net,onnxruntime,b1"]
-        record = records.decode(msgspec.json.encode(site.until("result/")))
-        assert (record.status, record.check.passed, record.model.input_shape) == ("ok", True, [8])
-        assert "unknown model 'own.net'" in site.command("run", models=["own.net"])["reason"]
-        (site.folder / "net.onnx").unlink()
-        reason = site.command("reload")["reason"]
-        assert reason == f"suite.onnx: {site.folder}/net.onnx: No such file or directory"
-
-
 def test_a_machine_that_another_measures_is_waited_for_and_nothing_is_said_to_run(site):
     with site.configure(sizes="[16]").service():
         with MachineLock():
@@ -412,12 +396,8 @@ def test_a_service_that_is_rolled_back_after_it_died_in_a_case_of_the_newer_one_
 @pytest.fixture
 def disk(site, request):
     """A disk of 12 MB under the state folder, which is less than a case needs, or of the size that the test gives."""
-    folder, size = site.folder / "state", getattr(request, "param", "12m")
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=False).returncode:
-        pytest.skip("needs the right to mount a small tmpfs")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
+    with tmpfs(site.folder / "state", f"size={getattr(request, 'param', '12m')}") as folder:
+        yield folder
 
 
 @pytest.mark.parametrize("disk", ["40m"], indirect=True)
@@ -441,22 +421,6 @@ def test_a_disk_that_others_fill_ends_no_service_and_keeps_none_from_starting(si
         (disk / "filler").unlink()
         assert site.until("result/")["case_id"] == "square,eager,b1,size=32"
         assert "pass_failed" not in [event["event"] for event in site.seen("event")]
-
-
-def test_a_service_without_a_free_descriptor_goes_on_and_says_so_in_the_record(site):
-    with site.configure(sizes="[16]").service() as process:
-        site.until("info")
-        for spare in (4, 10):
-            used = max(int(entry.name) for entry in Path(f"/proc/{process.pid}/fd").iterdir()) + 1
-            limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
-            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (used + spare, limits[1]))
-            site.command("run", suite="small")
-            result = site.until("result/")
-            assert result["status"] == "ok" or "Too many open files" in result["reason"], result["reason"]
-            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
-        site.command("run", suite="small")
-        assert site.until("result/")["status"] == "ok"
-    assert "failed" in [result["status"] for result in site.seen("result/")]
 
 
 def test_a_sampler_that_is_killed_at_its_start_costs_one_case(site):

@@ -10,10 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from records_made import ENERGY, PASSED, made
+from records_made import ENERGY, PASSED, made, written
 from waiting import WAIT_S, wait_for
 
-from benchd.daemon import journal, records
+from benchd.daemon import records
 from benchd.daemon.machine.standard_streams import STDOUT, lasting
 
 BIN = Path(sys.executable).parent
@@ -59,8 +59,7 @@ def error_unread(here, monkeypatch):  # once `here` has taken it over
 def test_a_standard_error_that_nobody_reads_ends_no_run(once, tmp_path):
     done = once("--models", "square", "--option", "size=16", "--variants", "eager")
     assert done.returncode == 0, done.stdout
-    written = [records.decode(line).status for line in journal.read(tmp_path / "out" / "records.jsonl")]
-    assert written == ["ok"]
+    assert [record.status for record in written(tmp_path)] == ["ok"]
 
 
 @pytest.mark.usefixtures("error_unread")

@@ -3,9 +3,9 @@
 import sys
 
 import pytest
+from records_made import written
 from simulations import slow
 
-from benchd.daemon import journal, records
 from benchd.daemon.measuring import process
 from benchd.daemon.verdicts import sameness
 
@@ -78,11 +78,6 @@ def run(here, once, tmp_path):
         return made
 
     return run
-
-
-def written(folder):
-    kept = folder / "out" / "records.jsonl"
-    return [records.decode(line) for line in journal.read(kept)] if kept.exists() else []
 
 
 def as_file(run, module, *arguments):

@@ -15,6 +15,19 @@ SHUTDOWN, WITHOUT_THE_JOURNAL = 0x8004587D, b"\2\0\0\0"  # FS_IOC_SHUTDOWN, EXT4
 
 
 @contextmanager
+def tmpfs(folder: Path, options: str) -> Iterator[Path]:
+    """Mount a file system in memory on a new folder, such as one of `size=4m`; skip where that is not allowed."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder]
+    if subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small tmpfs")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@contextmanager
 def failing_ext4(image: Path, folder: Path) -> Iterator[Callable[[str], int]]:
     """Mount an ext4 on the folder; the yielded function makes the kernel find an error, which makes it read-only."""
     with _ext4(image, folder):

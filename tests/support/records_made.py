@@ -1,7 +1,9 @@
-"""A small complete Record for tests that need one."""
+"""A small complete Record for tests that need one, and those that a command has written."""
 
+from pathlib import Path
 from typing import Any
 
+from benchd.daemon import journal
 from benchd.daemon.delivery.messages import Info
 from benchd.daemon.records import (
     Accuracy,
@@ -16,6 +18,7 @@ from benchd.daemon.records import (
     Record,
     Requests,
     Timing,
+    decode,
 )
 from benchd.daemon.verdicts.accuracy import counted
 
@@ -142,3 +145,9 @@ def made(**fields: Any) -> Record:
         "processes": [ProcessResult(status="ok", timing=of_all or timing())],
     }
     return Record(**given | fields)
+
+
+def written(folder: Path) -> list[Record]:
+    """Return the records that a command has written to `out` in this folder."""
+    path = folder / "out" / "records.jsonl"
+    return [decode(line) for line in journal.read(path)] if path.exists() else []

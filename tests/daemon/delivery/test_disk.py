@@ -9,7 +9,7 @@ import subprocess
 import time
 
 import pytest
-from disks import ext4_without_power, use_up_inodes
+from disks import ext4_without_power, tmpfs, use_up_inodes
 
 from benchd.daemon.delivery import disk as module
 from benchd.daemon.delivery.disk import file_time_s, lacks, tidy
@@ -39,12 +39,8 @@ def test_a_disk_with_too_little_for_a_case_says_so(small_disk, monkeypatch):
 @pytest.fixture
 def few_files(tmp_path):
     """A file system of 200 inodes."""
-    folder = tmp_path / "few"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=200", "tmpfs", folder], check=False).returncode:
-        pytest.skip("needs the right to mount a small tmpfs")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    with tmpfs(tmp_path / "few", "nr_inodes=200") as folder:
+        yield folder
 
 
 def test_a_disk_without_inodes_takes_no_case(few_files, monkeypatch):

@@ -298,19 +298,6 @@ def test_health_that_finds_no_room_is_said_later(mosquitto, device_id, watcher, 
         watcher.until(lambda topic, body: topic == topics.of("health") and body == b'"now"')
 
 
-def test_a_failure_that_nobody_thought_of_ends_a_connection_and_not_the_link(mosquitto, device_id, watcher, tmp_path):
-    def fail(*_):
-        raise KeyError("nobody thought of it")
-
-    patched = pytest.MonkeyPatch()
-    patched.setattr(link_module, "connect", fail)
-    with linked(mosquitto, device_id, tmp_path) as (link, _):
-        wait_for(lambda: link.state.reason.startswith("KeyError: "))
-        assert link.is_alive()
-        patched.undo()
-        watcher.until_status("online")
-
-
 def test_a_keep_alive_that_paho_refuses_is_a_reason_and_not_the_end_of_the_link(mosquitto, device_id, tmp_path):
     with linked(replace(parse_url(mosquitto.url), keep_alive_s=-1), device_id, tmp_path) as (link, _):
         wait_for(lambda: "ValueError: " in link.state.reason)

@@ -2,62 +2,19 @@
 
 import msgspec
 import pytest
-from records_made import accuracy, made, timing
+from records_made import ENERGY, PASSED, accuracy, made, timing
 
 from benchd.daemon.delivery import messages
-from benchd.daemon.records import Check, Energy, ProcessResult, Summary, Window
+from benchd.daemon.records import ProcessResult, Summary, Window
 from benchd.daemon.service import prometheus
-
-HEALTH = messages.Health(
-    t_wall="",
-    uptime_s=1.5,
-    rss_bytes=1000,
-    activity="idle",
-    case_id=None,
-    cases_left=0,
-    next_suite=None,
-    next_suite_in_s=None,
-    waiting_for=None,
-    problem=None,
-    log="0" * 16,
-    first_seq=1,
-    last_seq=5,
-    event_log="1" * 16,
-    event_first_seq=1,
-    event_last_seq=2,
-    pending=3,
-    refused=0,
-    last_acknowledged_s=None,
-    telemetry_dropped=0,
-    disk_free_bytes=1,
-)
 
 
 def test_latest_is_flat_in_the_units_of_its_names():
-    energy = Energy(
-        energy_j=20.0,
-        energy_err_j=1.0,
-        gross_per_inference_j=0.5,
-        scope="board",
-        source="s",
-        sensor_period_s=0.1,
-        updates=9,
-    )
-    check = Check(
-        passed=True,
-        rule="outputs",
-        images=8,
-        max_abs_error=0.0,
-        error_share=0.0,
-        tolerance=1.0,
-        argmax_disagreements=0,
-    )
+    tops = {"cpu_temp_c": 50.0, "gpu_temp_c": 60.0}
     record = made(
-        energy=energy,
-        check=check,
-        telemetry={
-            name: Summary(40.0, 45.0, top, 9, "s") for name, top in (("cpu_temp_c", 50.0), ("gpu_temp_c", 60.0))
-        },
+        energy=ENERGY,
+        check=PASSED,
+        telemetry={name: Summary(40.0, 45.0, top, 9, "s") for name, top in tops.items()},
         processes=[ProcessResult(status="ok", timing=timing(), window=Window(0, 4 * 10**9))],
     )
     latest = messages.latest(record)
@@ -81,8 +38,8 @@ def test_latest_of_a_failed_case_holds_nulls():
 
 def test_the_prometheus_file_is_whole_and_readable_for_all(tmp_path):
     path = tmp_path / "benchd.prom"
-    prometheus.write(path, HEALTH)
-    prometheus.write(path, msgspec.structs.replace(HEALTH, problem="degraded:disk"))
+    for problem in (None, "degraded:disk"):
+        prometheus.write(path, messages.Health(pending=3, problem=problem))
     text = path.read_text()
     assert "\nbenchd_pending 3.0\n" in text
     assert "\nbenchd_problem 1.0\n" in text
