@@ -1,8 +1,6 @@
 """The real `benchd export`: what it writes, lists and prunes, and what a full disk or a kill leaves."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -95,25 +93,3 @@ def test_a_kill_of_the_command_alone_ends_its_child_too(tmp_path, child_environm
         (child,) = psutil.Process(process.pid).children()
         process.kill()
     wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
-
-
-def test_killed_in_the_middle_it_leaves_no_half_file_and_the_next_run_succeeds(here, tmp_path, child_environment):
-    """The module is exported only once its marker is gone."""
-    marker = tmp_path / "wait"
-    marker.touch()
-    waits = f"while torch.compiler.is_exporting() and os.path.exists({str(marker)!r}): time.sleep(0.01)"
-    arguments = ("export", "--module", user_module(tmp_path, forward=waits), "--output", "artifacts")
-    line = [Path(sys.executable).parent / "benchd", *arguments]
-    with subprocess.Popen(line, cwd=tmp_path, env=child_environment, start_new_session=True) as process:
-        wait_for(lambda: list(tmp_path.glob("artifacts/.making/*")), process)
-        os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
-    with ArtifactStore(tmp_path / "artifacts") as store:
-        assert store.list() == ()
-    marker.unlink()
-    again = here("benchd", *arguments)
-    assert again.returncode == 0, again.stderr
-    with ArtifactStore(tmp_path / "artifacts") as store:
-        (whole,) = store.list()
-        assert store.get(whole.key) is not None
-    assert not list(tmp_path.glob("artifacts/.making/*"))

@@ -136,10 +136,3 @@ def test_the_rate_at_which_spikes_cost_what_the_ann_does(profile, tmp_path):
     assert found.break_even.energy is None
     assert "Break-even" in done.stdout
     assert "spikes per neuron per step" in (tmp_path / "out" / "report.md").read_text()
-
-
-def test_a_net_without_an_ann_has_no_break_even(profile, tmp_path):
-    done = profile("vim_tiny", "--method", "break-even", "--device", "cpu")
-    assert done.returncode == 7
-    assert "break-even compares a spiking net with its ANN, and the catalog has none of vim_tiny" in done.stderr
-    assert not (tmp_path / "out").exists()

@@ -31,21 +31,6 @@ def test_a_detector_is_compiled_and_exported_without_its_suppression(measured):
     assert [record.check.passed for record in found] == [True] * 3
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (("--models", "torchvision:resnt18"), 2, "did you mean torchvision:resnet18?"),
-        (("--models", "timm:resnet18"), 7, "the package timm is not installed: pip install timm"),
-        (("--models", "torchvision:raft_small"), 2, "optical flow takes two images"),
-        (("--models", "torchvision:raft_small", "--dry-run"), 2, "optical flow takes two images"),
-    ],
-)
-def test_what_cannot_be_measured_ends_with_a_sentence(here, arguments, code, words):
-    done = here("bench-once", *arguments)
-    assert done.returncode == code
-    assert words in done.stdout + done.stderr
-
-
 def test_a_fine_tuned_checkpoint_is_run_on_images_as_its_library_prepares_them(measured, tmp_path):
     (tmp_path / "images" / "class0").mkdir(parents=True)
     noise = np.random.default_rng(0).integers(0, 256, (2, 60, 80, 3), dtype=np.uint8)
@@ -95,12 +80,3 @@ def test_a_net_that_answers_in_a_dict_is_exported_for_any_batch_and_its_file_is_
     assert done.returncode == 0, done.stdout + done.stderr
     assert (record.case.model, record.model.input_shape) == (net[0], [3, 32, 32])
     assert (record.check.passed, record.check.note, record.artifacts[0].key) == (True, RANDOM, file["key"])
-
-
-@pytest.mark.slow
-def test_a_segmentation_net_is_profiled(here, tmp_path):
-    arguments = ("torchvision:lraspp_mobilenet_v3_large", "--option", "image_size=32", "--method", "benchmark")
-    done = here("benchd", "profile", *arguments, "--preset", "quick", "--device", "cpu", "--output", "profile")
-    assert done.returncode == 0, done.stderr
-    profile = json.loads((tmp_path / "profile" / "profile.json").read_text())
-    assert profile["model"]["input_shape"] == [3, 32, 32]

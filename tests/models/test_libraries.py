@@ -41,7 +41,7 @@ def test_what_torchvision_does_not_have_is_refused_with_the_closest_name(name, w
     ("name", "words"),
     [
         ("quantized_resnet18", "int8 modules"),
-        ("raft_small", "reads two images"),
+        ("raft_small", "takes two images"),
         ("fasterrcnn_mobilenet_v3_large_fpn", "two-stage detector"),
     ],
 )

@@ -48,6 +48,7 @@ RUN_ID = RunId("r1", "2026-01-01T00:00:00.000Z", 1)
         (["snn_onepass", "--mqtt", "http://x"], 2, "expected mqtt://"),
         (["snn_onepass", "--mqtt", "mqtt://x", "--ca-file", "ca.pem"], 2, "mqtt.ca_file: needs TLS"),
         (["vim_tiny", "--variants", "custom", "--workload", "train"], 7, "training"),
+        (["vim_tiny", "--method", "break-even"], 7, "a spiking net with its ANN, and the catalog has none of vim_tiny"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(arguments, code, said, tmp_path, monkeypatch, capsys):

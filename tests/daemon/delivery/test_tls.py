@@ -27,10 +27,10 @@ def stranger(tmp_path_factory):
     return Authority(tmp_path_factory.mktemp("tls") / "theirs")
 
 
-def trusting(broker, authority, files, login="me:right"):
+def trusting(broker, authority, files):
     """Return how a device that trusts this authority connects."""
     certificate, key = map(str, files)
-    url = f"mqtts://{login}@{HOST}:{broker.port}"
+    url = f"mqtts://me:right@{HOST}:{broker.port}"
     return replace(
         parse_url(url), ca_file=str(authority.certificate), certificate_file=certificate, key_file=key, keep_alive_s=5
     )
@@ -74,25 +74,17 @@ CHECK = "; check the certificate and key files"
 
 def test_a_device_that_the_broker_does_not_let_in_says_why(broker, authority, client_files, stranger, tmp_path, capsys):
     fits = trusting(broker, authority, client_files)
-    refused = reason(trusting(broker, authority, client_files, "me:wrong"), tmp_path)
-    assert refused.startswith("BROKER refused the connection: Not authorized; check the user and the password")
-    assert f"mqtt down: {refused}" in capsys.readouterr().err.replace(fits.address, "BROKER")
     without = reason(replace(fits, certificate_file=None, key_file=None), tmp_path)
     assert without == f"{ENDED}{CHECK}"
+    assert f"mqtt down: {without}" in capsys.readouterr().err.replace(fits.address, "BROKER")
     for files in (stranger.issue("client"), authority.issue("old", period="expired")):
         assert reason(trusting(broker, authority, files), tmp_path).startswith(ENDED)
 
 
-@pytest.mark.parametrize(
-    ("period", "host", "words"),
-    [
-        ("expired", HOST, f"{NOT_OURS}certificate has expired"),
-        ("valid", "127.0.0.2", f"{NOT_OURS}IP address mismatch, certificate is not valid for '{HOST}'."),
-    ],
-)
-def test_a_broker_that_cannot_show_who_it_is_gets_nothing(authority, client_files, tmp_path, period, host, words):
-    with serving(tmp_path, authority, authority.issue(f"{period}-{host}", host, period)) as broker:
-        assert reason(trusting(broker, authority, client_files), tmp_path) == words
+def test_a_broker_of_another_address_gets_nothing(authority, client_files, tmp_path):
+    with serving(tmp_path, authority, authority.issue("elsewhere", "127.0.0.2")) as broker:
+        words = reason(trusting(broker, authority, client_files), tmp_path)
+    assert words == f"{NOT_OURS}IP address mismatch, certificate is not valid for '{HOST}'."
 
 
 def test_a_broker_of_another_authority_gets_nothing(broker, stranger, client_files, tmp_path):

@@ -1,4 +1,4 @@
-"""Which pass is due: missed times, clocks that jump, delays, limits and restarts, by times given to pure functions."""
+"""Which pass is due: missed times, steps of the clock, delays and limits, by times given to pure functions."""
 
 import msgspec
 import pytest
@@ -23,14 +23,6 @@ def names(state):
     return [entry.suite.name for entry in state.passes]
 
 
-def test_a_new_suite_waits_for_its_first_time_and_then_begins():
-    state = at(NOW_S)
-    assert names(state) == []
-    assert schedule.due_s(HOURLY, state, "device") == NOW_S + HOUR_S
-    assert names(at(NOW_S + HOUR_S - 1, state)) == []
-    assert names(at(NOW_S + HOUR_S, state)) == ["hourly"]
-
-
 def test_a_suite_without_a_trigger_never_begins_by_itself():
     by_hand = Suite(name="by-hand")
     assert at(NOW_S, suites=[by_hand]).served_s == {}
@@ -49,22 +41,6 @@ def test_missed_times_become_one_pass():
 def test_a_suite_that_is_still_under_way_is_not_begun_twice():
     state = at(NOW_S + HOUR_S, at(NOW_S))
     assert names(at(NOW_S + 3 * HOUR_S, state)) == ["hourly"]
-
-
-@pytest.mark.parametrize("jump_s", [YEAR_S, -YEAR_S])
-def test_a_clock_that_jumps_a_year_costs_at_most_one_pass_and_the_schedule_goes_on(jump_s):
-    state = at(NOW_S + jump_s, at(NOW_S))
-    assert len(names(state)) == (jump_s > 0)
-    state = msgspec.structs.replace(state, passes=[])
-    assert names(at(NOW_S + jump_s + 0.5 * HOUR_S, state)) == []
-    assert names(at(NOW_S + jump_s + HOUR_S, state)) == ["hourly"]
-
-
-def test_a_clock_that_is_set_back_by_hours_delays_no_suite_for_as_long():
-    state = at(NOW_S + 5 * HOUR_S, at(NOW_S))
-    state = at(NOW_S - 4 * HOUR_S, msgspec.structs.replace(state, passes=[]))
-    assert state.passes == []
-    assert [entry.left for entry in at(NOW_S - 2.5 * HOUR_S, state).passes] == [["a", "b"]]
 
 
 def test_a_step_back_by_ntp_does_not_run_a_suite_again():
@@ -86,16 +62,6 @@ def test_devices_begin_apart_but_each_always_at_its_own_time():
     first_s = schedule.due_s(spread, state, "device")
     state = msgspec.structs.replace(at(first_s, state, [spread]), passes=[])
     assert schedule.due_s(spread, state, "device") == pytest.approx(first_s + 86400, abs=1e-3)
-
-
-def test_a_pass_goes_on_after_a_restart_with_its_next_unfinished_case():
-    state = at(NOW_S + HOUR_S, at(NOW_S))
-    (entry,) = state.passes
-    state = schedule.finish(state, entry.suite_id, "a", 60.0)
-    read_back = msgspec.json.decode(msgspec.json.encode(state), type=Schedule)
-    assert read_back == state
-    assert [entry.left for entry in at(NOW_S + 1.5 * HOUR_S, read_back).passes] == [["b"]]
-    assert schedule.finish(read_back, entry.suite_id, "b", 60.0).passes == []
 
 
 def test_no_case_begins_once_the_time_limit_is_spent():
