@@ -256,17 +256,13 @@ def _keys(table: Table) -> list[str]:
     return ["key"] if "key" in table.c else [column.name for column in table.primary_key]
 
 
-def _insert(connection: Connection) -> Any:
-    """Return the dialect's INSERT, which supports ON CONFLICT."""
-    return postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-
-
 def _insertion(connection: Connection, table: Table) -> Any:
     """Return the INSERT for rows of `table`: the first row of a key stays; in devices and documents, the latest.
 
     A stamp from the future is from a collector whose clock was ahead: anything that comes next is later.
     """
-    insertion, keys = _insert(connection)(table), _keys(table)
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite  # whose INSERT knows ON CONFLICT
+    insertion, keys = dialect.insert(table), _keys(table)
     new, kept, future_s = insertion.excluded, table.c, time.time() + AHEAD_S
     if table.name == "device":
         later = kept.seen_s.is_(None) | (new.seen_s > kept.seen_s)

@@ -75,14 +75,13 @@ def look(store: Store) -> Seen:
     return Seen(queries.fleet(store, now_s), newest)
 
 
-def _room(console: Console) -> int:
-    """Return how many devices fit together with half the results; without a terminal, all of them."""
-    return max(3, console.height - AROUND - RESULTS // 2) if console.is_terminal else 10**9
-
-
 def screen(seen: Seen, console: Console) -> Group:
-    """Return the devices that fit, those in trouble first, and the newest results in the remaining lines."""
-    room, width = _room(console), console.width
+    """Return the devices that fit, those in trouble first, and the newest results as far as there are lines left.
+
+    Half the results fit beside them; without a terminal all devices do.
+    """
+    room = max(3, console.height - AROUND - RESULTS // 2) if console.is_terminal else len(seen.devices)
+    width = console.width
     ordered = sorted(seen.devices, key=lambda device: (not trouble(device), device.state == "online", device.device_id))
     parts: list[RenderableType] = [_fleet(ordered[:room], width)]
     if (hidden := len(ordered) - room) > 0:

@@ -158,7 +158,8 @@ class Link:
         client_id = f"benchd-{self._topics.device_id}-{self._boot_id[:8]}-{session[:4]}"
         connection = connect(self._broker, client_id, time.monotonic() + CONNECT_S, Terms(will=will))
         try:
-            connection.subscribe(self._topics.incoming, as_published=self._topics.command("+"))
+            commands = self._topics.command("+")
+            connection.subscribe([(self._topics.of("status"), 1), (commands, 1)], as_published=commands)
             self._be_born(connection, session)
             while not self._stopping.is_set():
                 self._turn(connection)

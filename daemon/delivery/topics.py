@@ -37,11 +37,6 @@ class Topics:
         """Return the topic for the state of a shipped folder."""
         return f"{self.root}shipped/{name}"
 
-    @property
-    def incoming(self) -> list[tuple[str, int]]:
-        """Return the filters that the device subscribes to, its own status first, with the QoS to request."""
-        return [(self.of("status"), 1), (self.command("+"), 1)]
-
     def may_answer(self, topic: str) -> bool:
         """Return whether a response topic belongs to this device, which never publishes elsewhere."""
         leaf = topic.removeprefix(f"{self.root}resp/")

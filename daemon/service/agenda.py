@@ -99,8 +99,8 @@ class Agenda:
     def cancel(self, suite_id: str | None) -> list[str]:
         """Drop the run with that id, or all; return the ids of the dropped runs."""
         dropped = [entry.suite_id for entry in self.runs if suite_id in (None, entry.suite_id)]
-        for entry in dropped:
-            self._facts.schedule = schedule.drop(self._facts.schedule, entry)
+        for each in dropped:
+            self._facts.schedule = schedule.drop(self._facts.schedule, each)
         return dropped
 
     def finish(self, record: Record, seconds: float, again_s: float | None = None) -> None:

@@ -32,10 +32,12 @@ def read(gpu_uuid: str | None, root: Path = Path("/")) -> Readings:
 
     `gpu_uuid` is the GPU to query with NVML; a Tegra reports its own in sysfs.
     """
+    temperatures = [number(zone / "temp") for zone in (root / "sys/class/thermal").glob("thermal_zone*")]
+    load = re.match(r"[\d.]+", text(root / "proc/loadavg") or "")
     return Readings(
-        temperature_c=_hottest_c(root),
+        temperature_c=max((value / 1e3 for value in temperatures if value is not None), default=None),
         gpu_load_percent=_gpu_load_percent(gpu_uuid, root),
-        system_load=_system_load(root),
+        system_load=float(load[0]) if load else None,
         power_mode=power_mode_of(root),
         on_mains=_on_mains(root),
     )
@@ -94,11 +96,6 @@ def _on_mains_wanted(on_mains: bool | None) -> str | None:
     return None if on_mains else "on battery" if on_mains is False else "the power supply cannot be read here"
 
 
-def _hottest_c(root: Path) -> float | None:
-    temperatures = [number(zone / "temp") for zone in (root / "sys/class/thermal").glob("thermal_zone*")]
-    return max((value / 1e3 for value in temperatures if value is not None), default=None)
-
-
 def _gpu_load_percent(gpu_uuid: str | None, root: Path) -> float | None:
     """Return the load from NVML, or from devfreq if NVML reports none, as on a Tegra."""
     if gpu_uuid:
@@ -110,11 +107,6 @@ def _gpu_load_percent(gpu_uuid: str | None, root: Path) -> float | None:
         return next((sample.value for sample in samples if sample.metric == "gpu_utilization_percent"), None)
     except (OSError, ValueError):
         return None
-
-
-def _system_load(root: Path) -> float | None:
-    first = re.match(r"[\d.]+", text(root / "proc/loadavg") or "")
-    return float(first[0]) if first else None
 
 
 def _on_mains(root: Path) -> bool | None:

@@ -52,12 +52,9 @@ def apply(state: State, settings: Config, machine: Machine) -> None:
     state.topics = Topics(identity.device_id(settings.device.id))
     state.gate = Gate(state.topics, settings.mqtt.commands)
     state.gate.remember(state.facts.commands, time.clock_gettime(time.CLOCK_BOOTTIME))
-    state.link = _connected(state, settings.mqtt.url) if settings.mqtt.url else None
-    state.environment, state.verify_from_s = "", 0.0
-
-
-def _connected(state: State, url: str) -> Link:
-    delivery = Delivery(state.folder, state.records, state.events, state.topics.device_id)
-    link = Link(configured(url, state.settings.mqtt), state.topics, delivery, state.boot_id, state.wake)
-    link.start()
-    return link
+    state.link, state.environment, state.verify_from_s = None, "", 0.0
+    if settings.mqtt.url:
+        delivery = Delivery(state.folder, state.records, state.events, state.topics.device_id)
+        broker = configured(settings.mqtt.url, settings.mqtt)
+        state.link = Link(broker, state.topics, delivery, state.boot_id, state.wake)
+        state.link.start()

@@ -3,6 +3,7 @@
 Records in the log after `applied_seq` are taken in at the next start.
 """
 
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -76,20 +77,15 @@ class FactsFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._saved, self.now, self.lost = b"", Facts(), ""
-        try:
+        with explaining(path), suppress(FileNotFoundError):
             self._saved = path.read_bytes()
-            self.now = msgspec.json.decode(self._saved, type=Facts)
-        except FileNotFoundError:
-            pass
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            with explaining(path):
+            try:
+                self.now = msgspec.json.decode(self._saved, type=Facts)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 path.replace(aside := path.with_name(f"{path.name}.damaged"))
-            self.lost = (
-                f"{path} cannot be read ({error}) and is now {aside.name}; the service starts without its history"
-            )
-        except OSError as error:
-            with explaining(path):
-                raise error
+                self.lost = (
+                    f"{path} cannot be read ({error}) and is now {aside.name}; the service starts without its history"
+                )
 
     def save(self) -> None:
         """Write the facts if they have changed; raise UsageError, or Full, if that fails."""

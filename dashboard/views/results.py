@@ -82,7 +82,13 @@ class _Table(ui.table, component="results_table.js"):
 
 def add(store: Store) -> None:
     """Serve the view at /results, raw records at /record/<key> and the rows of a filter at /results.csv."""
-    app.get("/record/{key}")(lambda key: _raw(store, key))
+
+    @app.get("/record/{key}")
+    def raw(key: str) -> Response:
+        body = queries.body(store, key)
+        if body is None:
+            return Response("unknown record", status_code=404, media_type="text/plain")
+        return Response(body, media_type="application/json")
 
     @app.get("/results.csv")
     def csv(which: _Which) -> StreamingResponse:
@@ -248,10 +254,3 @@ def _row(result: Result, names: dict[str, str]) -> dict[str, Any]:
 def _compare(table: ui.table) -> None:
     keys = [row["key"] for row in table.selected]
     ui.navigate.to(f"/compare{query({'a': keys[0], 'b': keys[1]})}")
-
-
-def _raw(store: Store, key: str) -> Response:
-    body = queries.body(store, key)
-    if body is None:
-        return Response("unknown record", status_code=404, media_type="text/plain")
-    return Response(body, media_type="application/json")
