@@ -55,20 +55,10 @@ def test_a_figure_that_a_record_s_numbers_do_not_allow_is_refused():
     assert "energy_err_mj is not a finite number" in reason(RESULT, encode(made(energy=energy)))
 
 
-def test_status_info_and_health_are_documents():
-    assert only("status", {"state": "online", "session": "s7"})[1]["session"] == "s7"
-    assert only("info", {"board": "Orin"})[1]["body"] == b'{"board": "Orin"}'
-    assert only("health", {"later": 3})[1]["kind"] == "health"
-
-
 def test_an_event_with_its_judgement_is_kept_as_it_came():
     judgement = {"case_id": "c", "verdict": "slower", "median_ms": 3.0, "baseline_ms": 1.0, "new": 1}
     table, values = only("event", {"event": "regression", "judgement": judgement})
     assert (table, json.loads(values["body"])["judgement"]) == ("event", judgement)
-
-
-def test_what_the_broker_replays_says_nothing_about_the_present():
-    assert taken("health", {}, retained=True)[-1].values["seen_s"] is None
 
 
 def test_offline_is_stored_and_is_no_sign_of_life():

@@ -29,7 +29,7 @@ def at(age_s, answer, *, state="online", ended=(), **health):
 
 
 def test_a_suite_never_asked_for_may_be_only_while_its_device_is_there():
-    for state, is_open in (("online", True), ("stale", False), ("offline", False), ("unknown", False)):
+    for state, is_open in (("online", True), ("silent", False), ("unknown", False)):
         device = Device("d", state, 0.0, Info(), Health(), None, None)
         assert progress(None, SUITE, device, [], 0.0).is_open is is_open
 
@@ -53,7 +53,7 @@ def test_a_suite_never_asked_for_may_be_only_while_its_device_is_there():
         (at(1, ACCEPTED, ended=["a"]), "finished", True),
         (at(EXPIRY_S + 1, ACCEPTED, cases_left=2), "queued", False),
         (at(EXPIRY_S + 1, ACCEPTED), "ended", True),
-        (at(1, ACCEPTED, state="offline"), "queued; the device is offline", False),
+        (at(1, ACCEPTED, state="silent"), "queued; the device is silent", False),
     ],
 )
 def test_a_request_is_told_and_not_repeated_while_it_is_open(found, words, is_open):

@@ -71,11 +71,6 @@ def test_home_knows_which_promises_are_stale(store):
     assert [(device_id, is_stale) for device_id, _, is_stale in found] == [("d1", False), ("d2", True)]
 
 
-def test_a_promise_that_was_verified_long_ago_is_stale():
-    assert not shipped.is_stale(on("d1"), 100.0 + shipped.STALE_S)
-    assert shipped.is_stale(on("d1"), 101.0 + shipped.STALE_S)
-
-
 def test_by_how_much_is_told_with_its_interval():
     assert shipped.change(on("d1", change=0.301, change_low=0.28, change_high=0.32).found) == "+30.1 [+28.0, +32.0] %"
     assert shipped.change(on("d1").found) == "-"
