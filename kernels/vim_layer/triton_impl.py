@@ -140,8 +140,8 @@ def _in_conv_kernel(
             total += tl.load(shift + channel, mask=c < INNER, other=0.0).to(tl.float32)[None, :]
             for tap in tl.static_range(4):
                 by = tl.load(taps + channel * 4 + tap, mask=c < INNER, other=0.0).to(tl.float32)
-                away: tl.constexpr = tap - 3 if g == 0 else 3 - tap
-                moves = (tl.arange(0, ROWS)[None, :] == i[:, None] + away).to(x.dtype)
+                source = i + (tap - 3 if g == 0 else 3 - tap)
+                moves = (tl.arange(0, ROWS)[None, :] == source[:, None]).to(x.dtype)
                 total += by[None, :] * tl.dot(moves, x)
             y = silu(total)
             tl.store(u + g * (images * length * INNER) + at, y.to(u.dtype.element_ty), mask=mask)
