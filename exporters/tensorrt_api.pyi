@@ -1,8 +1,8 @@
-"""What benchd uses of TensorRT's Python API, as types; the same in TensorRT 10.3 (JetPack 6.2) and in 11.
+"""Type stubs for the part of TensorRT's Python API that benchd uses, identical in TensorRT 10.3 (JetPack 6.2) and 11.
 
-Its wheels carry no types. Classes are named as there, so that `make test-tensorrt` can hold each member, its
-parameters and its result against the real bindings of both versions. What only some versions have is not here and is
-asked for by getattr where it is used.
+TensorRT's wheels ship no types. Classes keep TensorRT's names, so that `make test-tensorrt` can check each member, its
+parameters and its result against the real bindings of both versions. Members that only some versions have are left out
+and are looked up with getattr where they are used.
 """
 
 # ruff: noqa: A002 - and names its own parameters

@@ -1,4 +1,4 @@
-// Draws charts as SVG: scatter (with steps and stacked areas), icicle, and with a row for each name row, box and bar.
+// Draws SVG charts: scatter (with steps and stacked areas), icicle, and row, box and bar charts with a row per name.
 const SPACE = { left: 64, right: 14, top: 10, bottom: 46 }, HEIGHT = 400, ROW = 36, FRAME = 26;
 
 function node(name, attributes, parent, text) {
@@ -13,14 +13,14 @@ function figure(value) {
   return Math.abs(value) >= 1000 ? value.toFixed(0) : String(+value.toPrecision(4));
 }
 
-// The least and the largest value; Math.min(...values) fails beyond about 125,000 of them.
+// The smallest and largest value; Math.min(...values) fails beyond about 125,000 values.
 function extent(values) {
   let low = Infinity, high = -Infinity;
   for (const value of values) [low, high] = [Math.min(low, value), Math.max(high, value)];
   return [low, high];
 }
 
-// A scale from values to pixels: of times, of categories, logarithmic or linear, with its ticks as [value, label].
+// A scale from values to pixels (time, category, logarithmic or linear) with its ticks as [value, label].
 function scaled(values, axis, from, to) {
   if (axis.type === "date") {
     const [low, high] = extent(values.map((value) => Date.parse(value)));
@@ -58,7 +58,7 @@ function scaled(values, axis, from, to) {
   return { at, ticks };
 }
 
-// The name of a row stands above it, so that it has the whole width.
+// The name of a row is drawn above the row, where it can use the whole width.
 function axes(svg, x, y, width, height, layout, left) {
   const grid = { stroke: "var(--line)" }, text = { fill: "currentColor", "font-size": 12 };
   for (const [tick, label] of y.ticks) {
@@ -76,7 +76,7 @@ function axes(svg, x, y, width, height, layout, left) {
   node("text", { ...text, transform: `translate(14 ${height / 2}) rotate(-90)`, "text-anchor": "middle" }, svg, titles[1]);
 }
 
-// Moves each text into the drawing, shortens what is wider, and leaves out what would stand on an earlier one.
+// Moves each text into the drawing, shortens it if it is too wide, and drops it if it would overlap an earlier text.
 function fit(svg) {
   const { left, right, width } = svg.getBoundingClientRect(), kept = [];
   const texts = [...svg.querySelectorAll("text")].map((text) => [text, text.getBoundingClientRect()]);
@@ -145,7 +145,7 @@ function scatter(svg, chart, width, height) {
   }
 }
 
-// Marks along the row of their name, with error bars, or with a box around the middle half of all.
+// Marks in the row of their name, with error bars or with a box around the middle half of the values.
 function rows(svg, chart, width, height) {
   const ends = ({ x, error_x: bar }) => x.flatMap((v, n) => (bar ? [v - bar.arrayminus[n], v + bar.array[n]] : [v]));
   const x = scaled(chart.data.flatMap(ends), chart.layout.xaxis, SPACE.right, width - SPACE.right);
