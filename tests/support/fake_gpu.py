@@ -1,7 +1,22 @@
-"""Whether this torch computes the shapes of a CUDA device's tensors where there is none."""
+"""What this torch says of a CUDA device where there is none."""
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def with_multiprocessors(monkeypatch: "pytest.MonkeyPatch", number: int) -> None:
+    """Let torch find an Orin with so many multiprocessors."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Orin")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 7))
+    properties = SimpleNamespace(multi_processor_count=number)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
 
 
 def needs_a_driver() -> bool:

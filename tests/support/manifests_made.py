@@ -1,13 +1,17 @@
 """Manifests of shipped folders as tests need them."""
 
 import hashlib
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from records_made import ENVIRONMENT
 
-from benchd.daemon.measuring.protocol import Golden, Tensor
+from benchd.daemon.measuring.protocol import Golden, Packed, Tensor
 from benchd.daemon.records import Case
+from benchd.daemon.shipping import load_text
 from benchd.daemon.shipping.manifest import DIGEST, MANIFEST, Manifest, Promised
 
 
@@ -33,6 +37,19 @@ def manifest(**fields: Any) -> Manifest:
         "resources": [],
     }
     return Manifest(**given | fields)
+
+
+def load_text_of(case: Case, packed: Packed) -> str:
+    """Return the lines of LOAD.md for what was packed on a CPU."""
+    environment = msgspec.structs.replace(ENVIRONMENT, device="cpu")
+    fields = {name: getattr(packed, name) for name in ("inputs", "outputs", "golden", "entry")}
+    return load_text.code(manifest(case=case, environment=environment, **fields))
+
+
+def run_alone(text: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    """Run these lines in the folder by an interpreter that imports nothing from there by itself."""
+    command = [sys.executable, "-I", "-B", "-c", text]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
 def seal(folder: Path) -> None:

@@ -4,8 +4,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchd.daemon.config import Config, DeviceConfig, SamplingConfig
-from benchd.daemon.measuring.plan import Machine
+from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.measuring.session import Session, Sink
+
+
+class Stages(Sink):
+    """Keeps the stages of all processes in order, each with the number of its process."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, str]] = []
+
+    def stage(self, planned: Planned, process: int, stage: str, done: str = "") -> None:
+        self.seen.append((process, stage))
 
 
 def session(

@@ -12,7 +12,7 @@ import torch
 
 from benchd.daemon.measuring.process import Worker
 from benchd.daemon.measuring.protocol import Job, Limits, Measure, Outcome
-from benchd.daemon.records import Case, Inputs, OptionValue, UserFile, UserModule
+from benchd.daemon.records import Case, Inputs, OptionValue, UserFile, UserModule, Variant
 from benchd.daemon.verdicts.statistics import StopRule
 from benchd.daemon.worker import __main__ as worker_main
 from benchd.daemon.worker import backends, user_code, workload
@@ -95,6 +95,12 @@ def changed(a_job: Job, **fields: object) -> Job:
     return replace(job, **fields)
 
 
+def of_file(folder: Path, path: Path, variant: str = "onnxruntime", **fields: object) -> Job:
+    """Return a job of the user's own ONNX file."""
+    made = job(folder, model=f"own.{path.stem}", variant=Variant.parse(variant), **fields)
+    return changed(made, options={}, onnx=path)
+
+
 def catalogued(folder: Path, model: str, options: Mapping[str, OptionValue] | None = None, **fields: object) -> Job:
     """Return a job of the catalogued model with these options, of random weights and images."""
     return changed(job(folder, model=model, **fields), options=catalog.entry(model).resolve(options or {}))
@@ -136,3 +142,10 @@ def build_and_load(a_job: Job) -> tuple[workload.Workload, backends.Loaded]:
 def run_here(a_job: Job) -> Outcome:
     """Run the job as the worker does, but in this process, which has imported torch already."""
     return worker_main._work(a_job, StageClock(io.BytesIO(), a_job))
+
+
+def measured(a_job: Job) -> Outcome:
+    """Run the job here; it has to end well."""
+    outcome = run_here(a_job)
+    assert outcome.process.status == "ok", outcome.process.reason
+    return outcome
