@@ -1,30 +1,23 @@
 """A neighbour beside a measured case: real processes, its frames cut to the window, and what happens if it fails."""
 
-import io
 import os
 import signal
 import time
-from array import array
 from pathlib import Path
 
-import msgspec
 import pytest
-from sessions_made import session
+from sessions_made import Stages, session
 from worker_jobs import TINY, job, user_module
 
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring import neighbours, plan, user_model
 from benchd.daemon.measuring.plan import Machine
-from benchd.daemon.measuring.protocol import Message, Stage
-from benchd.daemon.measuring.session import Sink
 from benchd.daemon.measuring.supervisor import Supervisor
-from benchd.daemon.records import Neighbour, Window, decode, encode
+from benchd.daemon.records import decode, encode
 from benchd.daemon.reporting.scenario_note import scenario_note
 from benchd.daemon.sampling.child import SamplerProcess
-from benchd.daemon.worker import __main__ as worker_main
 from benchd.daemon.worker import accompanying
-from benchd.daemon.worker.child import StageClock
 
 CPU = Machine("cpu", has_cxx=True)
 
@@ -35,14 +28,8 @@ def planned(**fields):
     return plan.plan([Suite(**given | fields)], limits, CPU)
 
 
-class Stages(Sink):
-    """Keeps the stages of the measured process in order."""
-
-    def __init__(self):
-        self.seen = []
-
-    def stage(self, planned, process, stage, done=""):
-        self.seen.append(stage)
+def names(stages):
+    return [stage for _, stage in stages.seen]
 
 
 def logs(pids):
@@ -54,16 +41,18 @@ def test_a_case_is_measured_beside_another(tmp_path, monkeypatch):
     plans = planned(beside="square,eager,size=16:50Hz", threads=[1])
     assert plans[0].case.case_id == "square,eager,b1,size=16,threads=1,beside=square_eager_b1_size=16_50Hz"
     stages, real, before = Stages(), neighbours.accompanied, []
-    monkeypatch.setattr(neighbours, "accompanied", lambda *given: before.extend(stages.seen) or real(*given))
+    monkeypatch.setattr(neighbours, "accompanied", lambda *given: before.extend(names(stages)) or real(*given))
     watched, watch = [], SamplerProcess.watch
     monkeypatch.setattr(SamplerProcess, "watch", lambda *given: watched.append(logs(given[1:])) or watch(*given))
     with session(tmp_path, [stages]) as opened:
         supervisor = Supervisor(opened, plans)
         supervisor.run()
     assert watched == [["0.log", "0.beside.log"]]
+    # an engine that is built beside other work has the kernels of other times, and is used again
     assert before[0] == "import"
-    assert "measure" not in before
-    assert "measure" in stages.seen
+    assert {"build", "export", "load", "check"} <= {*before}
+    assert not {"idle", "warm_up", "measure"} & {*before}
+    assert "measure" in names(stages)
     (record,) = supervisor.records
     assert record.status == "ok", record.reason
     found = record.beside
@@ -77,18 +66,6 @@ def test_a_case_is_measured_beside_another(tmp_path, monkeypatch):
     missed = f"{found.misses} of {found.releases} missed"
     assert f"beside square,eager,b1,size=16 at 50 Hz, {missed}" in scenario_note(record)
     assert decode(encode(record)) == record
-
-
-def test_the_measured_process_builds_and_checks_before_the_neighbour_starts(tmp_path):
-    """An engine that is built beside other work has the kernels of other times, and is used again."""
-    pipe, accompanied = io.BytesIO(), job(tmp_path, beside=Neighbour("square,eager,b1", 30.0))
-    worker_main._work(msgspec.structs.replace(accompanied, waits=True), StageClock(pipe, accompanied))
-    messages = [msgspec.json.decode(line, type=Message) for line in pipe.getvalue().splitlines()]
-    names = [message.name for message in messages if isinstance(message, Stage)]
-    assert names.count("ready") == 1
-    alone = names[: names.index("ready")]
-    assert {"build", "export", "load", "check"} <= set(alone)
-    assert not {"idle", "warm_up", "measure"} & set(alone)
 
 
 def test_one_that_fails_alone_starts_no_neighbour(tmp_path, monkeypatch):
@@ -147,9 +124,3 @@ def test_frames_go_on_until_the_end_and_the_newest_is_used():
     gaps = [after - before for before, after in zip(values["released"], values["released"][1:], strict=False)]
     assert all(gap % 10_000_000 == 0 and gap >= 20_000_000 for gap in gaps)
     assert min(values["latency"]) >= 30_000_000
-
-
-@pytest.mark.parametrize(("start", "end", "due"), [(0, 1, 10), (0.05, 1.05, 10), (0.01, 0.09, 0), (0.1, 0.2, 1)])
-def test_the_frames_due_in_a_window_are_those_of_the_rate(start, end, due):
-    window = Window(round(start * 1e9) + 10**9, round(end * 1e9) + 10**9)
-    assert neighbours._releases(window, array("q", [10**9, 10**9 + 5 * 10**8]), 10.0) == due

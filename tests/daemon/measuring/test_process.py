@@ -46,12 +46,6 @@ def test_a_worker_has_no_secret_and_like_the_sampler_imports_nothing_from_the_cu
     assert not secrets & set(line.split())
 
 
-def test_a_worker_that_a_module_ends(tmp_path):
-    outcome = run(job(tmp_path, module=user_module(tmp_path, forward="os.kill(os.getpid(), 9)")))
-    assert outcome.process.status == "failed"
-    assert re.search(r"killed by SIGKILL.* in stage load", outcome.process.reason), outcome.process.reason
-
-
 # a worker without torch, which begins to build and ends as given
 BUILDS = """#!{python} -IS
 import os, sys
@@ -90,11 +84,9 @@ def test_a_worker_that_ends_badly(tmp_path, ends, reason):
     ("lines", "reason"),
     [
         ({"build": "torch.empty(10**15)"}, r"out of memory: "),
-        ({"build": "raise ValueError('no such net')"}, r"ValueError: no such net"),
-        ({"build": "return 3"}, r"returned int, not torch.nn.Module"),
         ({"forward": "sys.exit(4)"}, r"in forward: .*ends the process with sys\.exit\(4\): raise an error"),
     ],
-    ids=["memory", "raise", "no-module", "sys-exit"],
+    ids=["memory", "sys-exit"],
 )
 def test_a_module_that_fails_gives_a_reason(tmp_path, lines, reason):
     outcome = run_here(job(tmp_path, module=user_module(tmp_path, **lines)))

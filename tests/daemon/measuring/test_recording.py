@@ -6,6 +6,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 from records_made import ENERGY, ENVIRONMENT, PASSED, QANN, blocks, timing
+from simulated_power import source
 
 from benchd.daemon.machine.identity import boot_id
 from benchd.daemon.measuring import recording
@@ -32,7 +33,7 @@ from benchd.daemon.records import (
     unix_s,
 )
 from benchd.daemon.sampling.child import SamplerProcess
-from benchd.daemon.sampling.sources.protocol import Batch, PowerSource
+from benchd.daemon.sampling.sources.protocol import Batch
 from benchd.models.cost import cost, parameters
 
 SHARED = RunHeader("dev-1", "boot", "suite", "0.1.0", ENVIRONMENT)
@@ -55,9 +56,11 @@ def probes(matrix=1e12):
     )
 
 
-def record(*outcomes, case=None, probes=None):
+def record(*outcomes, case=None, probes=None, **environment):
+    """Return the record of a case with these processes; the other fields are those of the environment."""
     case = case or Case(model="vim_tiny", batch_size=4)
-    return recording.record(case, "quick", SHARED, RunId("r7", "2026-01-01T00:00:00.000Z", 7), outcomes, probes)
+    shared = replace(SHARED, environment=msgspec.structs.replace(ENVIRONMENT, **environment))
+    return recording.record(case, "quick", shared, RunId("r7", "2026-01-01T00:00:00.000Z", 7), outcomes, probes)
 
 
 def check(passed, share):
@@ -137,9 +140,7 @@ def test_telemetry_is_pooled_over_processes():
 )
 def test_a_clock_that_is_low_from_start_to_end_is_flagged(metric, most_hz, flags):
     one = outcome(timing=timing(), telemetry={metric: Summary(1.9e9, 2e9, 2.1e9, 9, "procfs")})
-    shared = replace(SHARED, environment=msgspec.structs.replace(ENVIRONMENT, cpu_max_hz=most_hz))
-    made = recording.record(Case(model="vim_tiny"), "quick", shared, RunId("r7", "", 7), [one], None)
-    assert made.flags == flags
+    assert record(one, cpu_max_hz=most_hz).flags == flags
 
 
 @pytest.mark.parametrize(
@@ -158,9 +159,8 @@ def test_a_machine_that_others_use_is_flagged(online, percent, flags):
         "cpu_utilization_percent": Summary(0, percent, 100, 9, "procfs"),  # of all CPUs that are online
         "process_cpu_percent": Summary(0, 100, 100, 9, "procfs"),  # of one
     }
-    environment = msgspec.structs.replace(ENVIRONMENT, cpu_count=2, system={"online_cpus": online} if online else {})
-    shared, one = replace(SHARED, environment=environment), outcome(timing=timing(), telemetry=seen)
-    assert recording.record(Case(model="vim_tiny"), "quick", shared, RunId("r7", "", 7), [one], None).flags == flags
+    system = {"online_cpus": online} if online else {}
+    assert record(outcome(timing=timing(), telemetry=seen), cpu_count=2, system=system).flags == flags
 
 
 @pytest.mark.parametrize(
@@ -208,9 +208,7 @@ def test_energy_is_of_all_processes_or_none():
 
 def test_energy_is_of_the_samples_in_the_window_above_those_in_its_rests():
     sampler, tick_ns = SamplerProcess(["fake"], 0.05), 50_000_000
-    power = PowerSource(
-        source="fake", rail="", metric="power_w", scope="module", total=True, period_s=0.05, averaging_s=0.0
-    )
+    power = source(period_s=0.05, scope="module", name="fake")
     samples = [Sample(n * tick_ns, "power_w", n % 3 + (7.0 if 30 < n <= 90 else 1.0), "fake") for n in range(1, 121)]
     sampler.samples.add(Batch(samples=samples, t_ns=1, cpu_s=0.0, ticks_ns=[1], flushes=0, power=[power]))
     window, *idle = (Window(first * tick_ns, last * tick_ns) for first, last in ((33, 87), (1, 29), (92, 120)))
@@ -219,21 +217,22 @@ def test_energy_is_of_the_samples_in_the_window_above_those_in_its_rests():
     def measured(**more):
         process = msgspec.structs.replace(ran.process, **more)
         given = msgspec.structs.replace(ran, process=process)
-        return recording.with_samples(given, Case(model="square"), sampler, Machine("cpu", has_cxx=True), 0.05)
+        case = Case(model="square", batch_size=4)
+        return recording.with_samples(given, case, sampler, Machine("cpu", has_cxx=True), 0.05)
 
     made = measured()
     found = made.process.energy
     assert (found.source, found.scope, made.missing.get("energy")) == ("fake", "module", None)
     assert found.energy_j == pytest.approx(8.0 * window.seconds, rel=0.02)
-    assert found.gross_per_inference_j * timing().runs == pytest.approx(found.energy_j)
-    of_a_request = measured(requests=requests(5.0, dropped=100)).process.energy.gross_per_inference_j
-    assert of_a_request * 900 == pytest.approx(found.energy_j), "not by those that were answered"
+    assert found.gross_per_inference_j * 4 * timing().runs == pytest.approx(found.energy_j)
+    served = measured(requests=requests(5.0, dropped=100), parts={"service": timing(1.0)}).process.energy
+    assert served.gross_per_inference_j * 4 * 900 == pytest.approx(found.energy_j), "not by those that were answered"
     assert found.idle_w == pytest.approx(2.0)
 
 
 def test_a_sensor_that_fails_within_the_window_is_named_with_its_reason_and_a_remedy():
     sampler = SamplerProcess(["fake", "devfreq"], 0.05)
-    power = PowerSource(source="fake", rail="VIN", metric="power_w", scope="module", total=True, period_s=0.05)
+    power = source(period_s=0.05, scope="module", name="fake")
     failures = {"fake": "rail VIN: Resource temporarily unavailable", "devfreq": "gone"}
     sampler.samples.add(
         Batch(samples=[], t_ns=10**9, cpu_s=0.0, ticks_ns=[1], flushes=0, failures=failures, power=[power])
@@ -349,11 +348,6 @@ def test_a_median_that_dropped_requests_hide_has_no_interval_and_says_so():
     words = "500 of 2000 requests were dropped: the times cover only the answered ones"
     assert found.missing["timing.median_ms"] == words
     assert "timing.median_ms" not in record(calm, calm, case=SERVER).missing
-
-
-def test_energy_is_per_answered_request_and_of_a_batch_per_input():
-    process = outcome(timing=timing(5.0), requests=requests(30.0, dropped=200), parts={"service": timing(1.0)}).process
-    assert recording._inferences(process, 4) == 3200
 
 
 def test_a_neighbour_s_frames_add_up_and_other_load_is_flagged_beside_it_too():

@@ -1,7 +1,5 @@
 """What the supervisor decides by itself; whole passes run in tests/e2e."""
 
-from dataclasses import replace
-
 import pytest
 from sessions_made import session
 
@@ -9,8 +7,8 @@ from benchd.daemon.measuring.plan import PRESETS, Planned
 from benchd.daemon.measuring.process import KILLED
 from benchd.daemon.measuring.protocol import Compare, Outcome, unmeasured
 from benchd.daemon.measuring.session import spare_cpu
-from benchd.daemon.measuring.supervisor import Supervisor, Turn, _end_of_search, _rates_of
-from benchd.daemon.records import Case, Probes, ProcessResult
+from benchd.daemon.measuring.supervisor import Supervisor, Turn, _end_of_search
+from benchd.daemon.records import Case, ProcessResult
 
 
 @pytest.mark.parametrize(
@@ -25,31 +23,6 @@ from benchd.daemon.records import Case, Probes, ProcessResult
 )
 def test_the_sampler_gets_a_cpu_that_the_case_does_not_compute_on(cpus, device, threads, spare):
     assert spare_cpu(set(cpus), device, threads) == spare
-
-
-def test_a_case_of_a_plan_whose_gpu_came_back_is_not_the_last_to_be_probed(tmp_path):
-    case = Case(model="square")
-    unfit = Planned(case, "quick", PRESETS["quick"], True, "no GPU")
-    supervisor = Supervisor(session(tmp_path), [unfit])
-    later = replace(unfit, reason=None)
-    assert supervisor._is_to_probe(later, is_last=False)
-    supervisor._rates[_rates_of(case)] = Probes(
-        copy_bytes_per_s=1.0,
-        matrix_flops_per_s=1.0,
-        matrix_dtype="float32",
-        exponentials_per_s=1.0,
-        exponentials_by="torch",
-    )
-    assert not supervisor._is_to_probe(later, is_last=False)
-
-
-@pytest.mark.parametrize("is_searched", [False, True])
-def test_a_probe_that_failed_is_not_tried_again(tmp_path, is_searched):
-    planned = Planned(Case(model="square"), "quick", PRESETS["quick"], True, None, is_searched=is_searched)
-    supervisor = Supervisor(session(tmp_path), [planned])
-    assert supervisor._is_to_probe(planned, is_last=True)
-    supervisor._rates[_rates_of(planned.case)] = None
-    assert not supervisor._is_to_probe(planned, is_last=True)
 
 
 def test_only_before_the_first_cold_start_another_fills_the_caches(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import msgspec
 import psutil
 import pytest
 from forked import WORKER
-from sessions_made import session
+from sessions_made import Stages, session
 from worker_jobs import user_module
 
 from benchd.daemon.config import LimitsConfig
@@ -19,21 +19,10 @@ from benchd.daemon.measuring import paired, plan, process, user_model
 from benchd.daemon.measuring.paired import Request
 from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.measuring.protocol import Compare
-from benchd.daemon.measuring.session import Sink
 from benchd.daemon.measuring.supervisor import Supervisor, Turn, interleaved_rule
 
 CPU = Machine("cpu", has_cxx=True)
 LIMITS = LimitsConfig(warm_up_cap_s=0.1, measure_cap_s=0.1, check_images=1)
-
-
-class Stages(Sink):
-    """Keeps the stages of all processes in order."""
-
-    def __init__(self):
-        self.seen = []
-
-    def stage(self, planned, process, stage, done=""):
-        self.seen.append((process, stage))
 
 
 @pytest.fixture
@@ -224,14 +213,10 @@ def test_one_that_dies_between_blocks_fails_and_the_other_is_measured(opened, mo
 
 
 def test_an_interrupt_between_blocks_ends_both(opened, monkeypatch):
-    interrupts_at(opened, monkeypatch, "measure")
+    act = lambda *given: given[2] == "measure" and os.kill(os.getpid(), signal.SIGINT)  # noqa: E731
+    monkeypatch.setattr(opened[1], "stage", act)
     assert [one.process.status for one in run(opened, interleaved_entry())] == ["aborted"] * 2
     assert not children()
-
-
-def interrupts_at(opened, monkeypatch, stage):
-    act = lambda *given: given[2] == stage and os.kill(os.getpid(), signal.SIGINT)  # noqa: E731
-    monkeypatch.setattr(opened[1], "stage", act)
 
 
 def children():
