@@ -2,7 +2,6 @@
 
 import random
 
-import msgspec
 import pytest
 
 from benchd.daemon.profiling import break_even
@@ -69,20 +68,10 @@ def test_no_line_is_drawn_across_a_switch_of_kernels():
     assert one_kind.time.rate != pytest.approx(made.time.rate, abs=1e-4)
 
 
-def test_between_two_kernels_a_rate_has_the_ratio_of_the_nearer_point():
-    curve = [(0.0, -1.0, "c"), (0.2, 0.0, "c"), (0.4, 1.0, "vnni")]
-    assert [break_even._at(rate, curve) for rate in (0.1, 0.25, 0.35, 0.4)] == pytest.approx([-0.5, 0.0, 1.0, 1.0])
-
-
 def test_draws_that_cross_nowhere_are_counted():
     sweeps = [sweep(linear, seed=1), sweep(linear, seed=2), *(sweep(lambda rate: 1.5 + rate, seed=s) for s in (3, 4))]
     made = break_even.conclude(sweeps)
     assert 0.1 < made.time.without < 0.9
-
-
-def test_noise_within_a_kind_does_not_make_the_curve_fall():
-    curve = list(break_even._rising([(0.0, 0.0, "c"), (0.1, 0.4, "c"), (0.2, 0.2, "c"), (0.3, -1.0, "d")]))
-    assert [level for _, level, _ in curve] == pytest.approx([0.0, 0.3, 0.3, -1.0])
 
 
 def test_joules_have_a_rate_of_their_own():
@@ -93,8 +82,3 @@ def test_joules_have_a_rate_of_their_own():
     made.points[3].joules = None
     assert break_even.conclude([made] * 3).energy.rate == pytest.approx(0.1, abs=0.002)
     assert break_even.conclude([sweep(linear)] * 3).energy is None
-
-
-def test_a_conclusion_survives_json():
-    made = break_even.conclude([sweep(linear)] * 3)
-    assert msgspec.json.decode(msgspec.json.encode(made), type=type(made)) == made

@@ -7,17 +7,14 @@ import msgspec
 import pytest
 from gaps import without_gaps
 from profile_jobs import own_job, profile_job
-from profile_shown import LAYERS
 from sessions_made import session
 from waiting import WAIT_S
 
 from benchd.daemon.machine.signals import as_interrupt
 from benchd.daemon.measuring.plan import PRESETS
-from benchd.daemon.profiling.collecting import Found, _joules, _measured, gather, read_trace
+from benchd.daemon.profiling.collecting import Found, gather, read_trace
 from benchd.daemon.profiling.profile import Collected, ProfileJob
-from benchd.daemon.records import Case, Sample, Window
-from benchd.daemon.sampling.child import SamplerProcess
-from benchd.daemon.sampling.sources.protocol import Batch, PowerSource
+from benchd.daemon.records import Case
 
 
 def complete(category, name, start_us, duration_us, **arguments):
@@ -115,18 +112,3 @@ def test_the_layers_have_the_energy_of_a_pass_from_the_sensor_beside_the_child(t
     )
     assert layers.energy_scope == "module input VDD_IN, by fake"
     assert 5.0 < layers.measured_energy_j * layers.energy_images / layers.energy_window.seconds < 15.1
-
-
-def test_the_energy_of_the_layers_is_that_of_the_samples_in_their_window():
-    sampler, tick_ns = SamplerProcess(["fake"], 0.05), 50_000_000
-    power = PowerSource(
-        source="fake", rail="", metric="power_w", scope="module", total=True, period_s=0.05, averaging_s=0.0
-    )
-    samples = [Sample(number * tick_ns, "power_w", number % 3 + 5.0, "fake") for number in range(1, 101)]
-    sampler.samples.add(Batch(samples=samples, t_ns=1, cpu_s=0.0, ticks_ns=[1], flushes=0, power=[power]))
-    window = Window(20 * tick_ns, 80 * tick_ns)
-    made = _measured(msgspec.structs.replace(LAYERS, energy_window=window, energy_images=4), sampler, 0.05)
-    assert made.measured_energy_j == pytest.approx(6.0 * window.seconds / 4, rel=0.02)
-    assert made.energy_scope == "module, by fake"
-    assert _joules(sampler, window, 4, 0.05) == pytest.approx(made.measured_energy_j)
-    assert _joules(sampler, None, 0, 0.05) is None

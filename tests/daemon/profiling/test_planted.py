@@ -2,17 +2,16 @@
 
 import time
 
-import msgspec
 import pytest
 import torch
 from profiles_made import profile
 from torch.profiler import ProfilerActivity
 from torch.utils.data import DataLoader, Dataset
-from traces_made import ORIN, kernel, launch
+from traces_made import ORIN, annotation, call, kernel, launch, operator
 
 from benchd.daemon.profiling.rules import findings
 from benchd.daemon.profiling.trace import tables, trace
-from benchd.daemon.profiling.trace.trace import END_OF_STEP, Annotation, RuntimeCall, Trace, TracedOperator
+from benchd.daemon.profiling.trace.trace import END_OF_STEP, Trace
 from benchd.daemon.records import Case, Variant
 
 SIDE = torch.randn(256, 256)
@@ -74,7 +73,9 @@ def test_a_storm_of_casts_is_found(tmp_path):
 
 
 def test_a_flip_is_found(tmp_path):
-    assert set(recorded(tmp_path, [SIDE] * 5, flips)) == {"flips"}
+    found = recorded(tmp_path, [SIDE] * 5, flips)
+    assert set(found) == {"flips"}
+    assert found["flips"].variant == "custom"
 
 
 def test_a_data_loader_that_sleeps_is_found(tmp_path):
@@ -87,35 +88,30 @@ def gpu_trace(*, product="ampere_fp16_s16816gemm_fp16_128x64_tn", waits=False):
 
     Each step ends with benchd's own wait, and the GPU idles until the next one begins.
     """
-    made = Trace(devices=[ORIN], kernels=[], memcpys=[], runtime_calls=[], operators=[], annotations=[])
+    made = empty()
     every = [f"{product}_{number}" for number in range(6)]
     for step in range(3):
         begin = 1000 * step
-        made.annotations.append(_row(Annotation, f"ProfilerStep#{step}", begin, 1000, on_gpu=False))
+        made.annotations.append(annotation(f"ProfilerStep#{step}", begin, 1000))
         for number, name in enumerate(every):
             _launch(made, name, begin + 150 * number, 100 if waits else 150, correlation=10 * step + number + 1)
             if waits:
-                _wait(made, begin + 150 * number + 5, 100)
-        made.annotations.append(_row(Annotation, END_OF_STEP, begin + 905, 50, on_gpu=False))
-        made.runtime_calls.append(_row(RuntimeCall, "cudaDeviceSynchronize", begin + 910, 40, correlation=0))
+                made.operators.append(operator("aten::item", begin + 150 * number + 5, 100))
+                made.runtime_calls.append(call("cudaStreamSynchronize", begin + 150 * number + 6, 98))
+        made.annotations.append(annotation(END_OF_STEP, begin + 905, 50))
+        made.runtime_calls.append(call("cudaDeviceSynchronize", begin + 910, 40))
     return made
+
+
+def empty():
+    return Trace(devices=[ORIN], kernels=[], runtime_calls=[], operators=[], annotations=[])
 
 
 def _launch(made, name, start_us, duration_us, correlation):
     launched = launch(name, percent=80.0, active_blocks_per_sm=10, limits=("registers",), grid=(80, 1, 1))
-    made.operators.append(_row(TracedOperator, "aten::mm", start_us, 4, external_id=correlation))
-    made.runtime_calls.append(_row(RuntimeCall, "cudaLaunchKernel", start_us + 1, 2, correlation=correlation))
-    ran = kernel(start_us + 3, duration_us, launched)
-    made.kernels.append(msgspec.structs.replace(ran, correlation=correlation, external_id=correlation))
-
-
-def _wait(made, start_us, duration_us):
-    made.operators.append(_row(TracedOperator, "aten::item", start_us, duration_us, external_id=None))
-    made.runtime_calls.append(_row(RuntimeCall, "cudaStreamSynchronize", start_us + 1, duration_us - 2, correlation=0))
-
-
-def _row(kind, name, start_us, duration_us, **fields):
-    return kind(name=name, start_ns=1000 * start_us, duration_ns=1000 * duration_us, thread=1, **fields)
+    made.operators.append(operator("aten::mm", start_us, 4, external_id=correlation))
+    made.runtime_calls.append(call("cudaLaunchKernel", start_us + 1, 2, correlation=correlation))
+    made.kernels.append(kernel(start_us + 3, duration_us, launched, correlation=correlation, external_id=correlation))
 
 
 def test_a_planted_wait_is_found_with_what_it_costs():
@@ -128,11 +124,11 @@ def test_a_planted_wait_is_found_with_what_it_costs():
 @pytest.mark.parametrize(("late_us", "found"), [([100] * 30, True), ([870] + [1] * 29, False)], ids=["each", "one"])
 def test_a_host_that_is_late_for_each_launch_is_found_and_one_that_does_something_else_is_not(late_us, found, pause_us):
     """Thirty kernels of 3 us a step, before each of which the GPU waits; a slow host needs 100 us and more for each."""
-    made = Trace(devices=[ORIN], kernels=[], runtime_calls=[], operators=[], annotations=[])
+    made = empty()
     step_us = sum(late_us) + 3 * len(late_us)
     for step in range(3):
         begin = (step_us + pause_us) * step
-        made.annotations.append(_row(Annotation, f"ProfilerStep#{step}", begin, step_us, on_gpu=False))
+        made.annotations.append(annotation(f"ProfilerStep#{step}", begin, step_us))
         for number, late in enumerate(late_us):
             begin += late
             _launch(made, f"kernel_{number}", begin - 3, 3, correlation=100 * step + number + 1)

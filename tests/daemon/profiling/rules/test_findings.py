@@ -26,7 +26,7 @@ from benchd.daemon.profiling.profile import (
     Profile,
     Synchronization,
 )
-from benchd.daemon.profiling.rules import evidence, findings
+from benchd.daemon.profiling.rules import findings
 from benchd.daemon.records import Case, Variant
 from benchd.daemon.verdicts import effects
 from benchd.daemon.verdicts.compare import Comparison
@@ -119,6 +119,7 @@ ONEPASS_AMP = on_gpu(
 
 FAR = [layer(name, 0.33, x_of_floor=x) for name, x in (("a.scan", 20.0), ("b.scan", 35.0), ("c.scan", 26.0))]
 STBIF = {"model": "snn_stbif_resnet18"}
+WAITS = {"by_category": categories(runtime=0.4, other=0.19), "launches": STEPS * 30}
 STAGES = layers(
     layer("conv1_block", 0.1, flops=100),
     *(layer(f"Layer{n}_ResBlocks", share, flops=225) for n, share in enumerate((0.15, 0.16, 0.29, 0.3), 1)),
@@ -143,14 +144,8 @@ PLANTED = [
     Planted("gpu_bound", VIM, on_gpu("eager"), 0.50265, "custom-fp16", says="data loader 0 %"),
     Planted(
         "launch_bound",
-        on_gpu("fp16", **STBIF, by_category=categories(runtime=0.4, other=0.19), launches=STEPS * 30),
-        on_gpu(
-            "fp16",
-            **STBIF,
-            by_category=categories(runtime=0.4, other=0.19),
-            launches=STEPS * 30,
-            gpus=[gpu(long_waits_share=0.8)],
-        ),
+        on_gpu("fp16", **STBIF, **WAITS),
+        on_gpu("fp16", **STBIF, **WAITS, gpus=[gpu(long_waits_share=0.8)]),
         0.4,
         "custom-cudagraph-fp16",
         says="30 launches per step, and the GPU waits 200 us",
@@ -202,21 +197,7 @@ PLANTED = [
     ),
     Planted("no_tensor_cores", VIM, on_gpu("amp", kernels=VIM.torch.kernels), 1 - 0.26 * 7 / 8, "fp16"),
     Planted("casts_and_copies", ONEPASS_AMP, VIM, 1 - 0.1948, "custom-fp16", says="48 casts (aten::_to_copy) per step"),
-    Planted(
-        "casts_and_copies",
-        on_cpu("amp", operators=[operator("aten::copy_", 0.3, calls=96), operator("aten::addmm", 0.7)]),
-        ONEPASS_CPU,
-        0.7,
-        "bf16",
-    ),
     Planted("flips", VIM, on_gpu(), 1 - 0.054, "custom", says="index_elementwise_kernel"),
-    Planted(
-        "flips",
-        on_cpu("eager", model="vim_tiny", operators=[operator("aten::flip", 0.1), operator("aten::addmm", 0.9)]),
-        on_cpu("eager", model="vim_tiny", operators=[operator("aten::addmm", 0.9)]),
-        0.9,
-        "custom",
-    ),
     Planted("cpu_convolution", ONEPASS_CPU, on_cpu(), 1 - 0.4838, "custom", says="48.57 % of the work"),
     Planted("elementwise_chain", ONEPASS_CPU, on_cpu(), 1 - 0.3048 * 0.75, "custom", says="4 operators"),
     Planted("elementwise_chain", ONEPASS_AMP, VIM, 1 - 0.3559 * 2 / 3, "custom-amp"),
@@ -236,14 +217,6 @@ PLANTED = [
         0.5,
         "custom",
         {"time_steps": 4, "level": 10},
-    ),
-    Planted(
-        "time_steps",
-        on_gpu("custom", **STBIF, options={"time_steps": 3}, kernels=beside(kernel("_stbif_kernel", 0.5))),
-        on_gpu("custom", **STBIF, options={"time_steps": 3}),
-        1 / 3,
-        "custom",
-        {"time_steps": 1, "level": 4},
     ),
     Planted(
         "out_of_line",
@@ -291,7 +264,7 @@ def fired(made):
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=[f"{one.rule}-{number}" for number, one in enumerate(PLANTED)])
-def test_a_planted_bottleneck_is_found_with_its_cure(planted):
+def test_a_planted_bottleneck_is_found_with_its_remedy_and_not_where_it_is_not(planted):
     found = fired(planted.ill)[planted.rule]
     assert found.expected == (None if planted.expected is None else pytest.approx(planted.expected, abs=1e-3))
     proposed = (found.variant, found.options or None, found.batch_size)
@@ -300,28 +273,22 @@ def test_a_planted_bottleneck_is_found_with_its_cure(planted):
     assert found.title
     assert found.advice
     assert found.verdict == "not measured"
-
-
-@pytest.mark.parametrize("planted", PLANTED, ids=[f"{one.rule}-{number}" for number, one in enumerate(PLANTED)])
-def test_what_is_not_planted_is_not_found(planted):
     assert planted.rule not in fired(planted.well)
-
-
-@pytest.mark.parametrize("variant", ["tensorrt-fp16", "onnxruntime-fp16", "cudagraph-fp16"])
-def test_no_other_runtime_is_proposed_for_what_was_found_in_one(variant):
-    """Its time would not tell whether the finding was the cause."""
-    waits = {"by_category": categories(runtime=0.4, other=0.19), "launches": STEPS * 30}
-    found = fired(on_gpu(variant, model="square", kernels=beside(kernel("k", 0.5)), **waits))
-    assert [found[rule].variant for rule in ("launch_bound", "dominant_kernel")] == [None, None]
 
 
 @pytest.mark.parametrize(
     ("variant", "proposed"),
-    [("fp16", ["cudagraph-fp16", "compile-fp16"]), ("compile-fp16", ["cudagraph-fp16", None])],
+    [
+        ("fp16", ["cudagraph-fp16", "compile-fp16"]),
+        ("compile-fp16", ["cudagraph-fp16", None]),
+        ("cudagraph-fp16", [None, None]),
+        ("onnxruntime-fp16", [None, None]),
+        ("tensorrt-fp16", [None, None]),
+    ],
 )
-def test_what_pytorch_runs_may_be_captured_and_what_it_runs_eagerly_compiled(variant, proposed):
-    waits = {"by_category": categories(runtime=0.4, other=0.19), "launches": STEPS * 30}
-    found = fired(on_gpu(variant, model="square", kernels=beside(kernel("k", 0.5)), **waits))
+def test_what_pytorch_runs_may_be_captured_or_compiled_and_no_other_runtime_is_proposed(variant, proposed):
+    """Another runtime's time would not tell whether the finding was the cause."""
+    found = fired(on_gpu(variant, model="square", kernels=beside(kernel("k", 0.5)), **WAITS))
     assert [found[rule].variant for rule in ("launch_bound", "dominant_kernel")] == proposed
 
 
@@ -349,32 +316,9 @@ def test_the_vim_write_up_has_all_its_directions_the_largest_gain_first():
     assert "retraining" in fired(VIM)["scan"].advice
 
 
-# one kernel as torch.profiler and as ncu print it
-TRACED = (
-    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >"
-    "(int, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>)"
-)
-COUNTED = (
-    "void at::native::vectorized_elementwise_kernel<(int)4, at::native::CUDAFunctor_add<float>, "
-    "std::array<char *, (unsigned long)3>>(int, T2, T3)"
-)
+# a product as torch.profiler and as ncu print it
 TRACED_PRODUCT = "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32>(cutlass_80_simt_sgemm_128x32::Params)"
 COUNTED_PRODUCT = "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32>(T1::Params)"
-
-
-@pytest.mark.parametrize(
-    ("name", "plain"),
-    [
-        (TRACED, "at::native::vectorized_elementwise_kernel"),
-        (COUNTED, "at::native::vectorized_elementwise_kernel"),
-        ("void (anonymous namespace)::softmax_warp_forward<float, 8>(float*)", "softmax_warp_forward"),
-        ("void at::native::<unnamed>::CatArrayBatchedCopy<T1>(T1 *)", "at::native::CatArrayBatchedCopy"),
-        ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float>(int)", "at::native::CatArrayBatchedCopy"),
-        ("ampere_sgemm_128x64_tn", "ampere_sgemm_128x64_tn"),
-    ],
-)
-def test_the_plain_name_of_a_kernel(name, plain):
-    assert evidence.plain_name(name) == plain
 
 
 @pytest.mark.parametrize(
@@ -418,21 +362,6 @@ def test_a_module_of_the_users_own_has_no_kernels_of_ours():
     assert (found["gpu_bound"].variant, found["flips"].variant) == ("fp16", None)
     assert "sequence_length" not in found
     assert found["scan"].options == {}
-
-
-NEURONS = next(planted.ill for planted in PLANTED if planted.rule == "neurons")
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        on_gpu("custom-fp16", **STBIF, kernels=NEURONS.torch.kernels),
-        on_cpu(**STBIF, operators=[operator("benchd::stbif", 0.5), operator("aten::addmm", 0.5)]),
-    ],
-    ids=["half precision", "on a CPU"],
-)
-def test_neurons_that_half_precision_cannot_help_are_not_found(made):
-    assert "neurons" not in fired(made)
 
 
 def test_every_proposed_case_can_be_planned():

@@ -1,20 +1,14 @@
 import pytest
-from traces_made import ORIN, kernel, launch
+from traces_made import ORIN, annotation, kernel, launch
 
 from benchd.daemon.profiling.trace.gpu_metrics import by_device, occupancy, uses_tensor_cores_by_name
-from benchd.daemon.profiling.trace.trace import Annotation, Trace, TracedGpu
+from benchd.daemon.profiling.trace.trace import Trace, TracedGpu
 
 EXACT = {"rel": 0, "abs": 1e-9}
 
 
 def step(number, start_us, duration_us, on_gpu=False):
-    return Annotation(
-        name=f"ProfilerStep#{number}",
-        start_ns=start_us * 1000,
-        duration_ns=duration_us * 1000,
-        thread=1,
-        on_gpu=on_gpu,
-    )
+    return annotation(f"ProfilerStep#{number}", start_us, duration_us, on_gpu=on_gpu)
 
 
 def over(kernels, start_us, end_us):
@@ -44,14 +38,6 @@ def test_overlapping_kernels_are_summed_before_the_cap():
     assert over(pair, 0, 10).sm_efficiency == pytest.approx(0.75, **EXACT)
     assert over([*pair, *pair], 0, 10).sm_efficiency == pytest.approx(1.0, **EXACT)
     assert over(pair, 0, 20).utilization == pytest.approx(0.5, **EXACT)
-
-
-def test_a_kernel_that_failed_in_the_calculator_is_counted_and_not_averaged():
-    found = over([kernel(0, 10, launch(percent=None)), kernel(10, 10, launch(percent=80))], 0, 20)
-    assert (found.without_occupancy, found.estimated_occupancy) == (1, 0.8)
-    alone = over([kernel(0, 10, launch(percent=None))], 0, 20)
-    assert (alone.without_occupancy, alone.estimated_occupancy) == (1, None)
-    assert alone.utilization == 0.5
 
 
 def test_a_kernel_without_its_blocks_leaves_no_efficiency():
@@ -109,18 +95,6 @@ def test_the_occupancy_of_a_launch_unrounded(facts, theoretical, estimated, limi
 
 H200 = TracedGpu(id=1, compute_major=9, compute_minor=0, num_sms=132, max_threads_per_multiprocessor=2048)
 VOLTA = TracedGpu(id=2, compute_major=7, compute_minor=0, num_sms=80, max_threads_per_multiprocessor=2048)
-# as Kineto's calculator has it of a block of more than 48 KiB, which it takes for the most
-OPTED_IN = launch(
-    grid=(1056, 1, 1), shared_bytes=200 * 1024, percent=0.0, active_blocks_per_sm=0, limits=("shared memory",)
-)
-
-
-def test_no_room_for_a_block_on_an_unknown_device_is_unknown():
-    assert occupancy(OPTED_IN, VOLTA) is None
-    told = launch(grid=(1056, 1, 1), percent=50, active_blocks_per_sm=8)
-    trace = Trace(devices=[VOLTA], kernels=[kernel(0, 10, OPTED_IN, device=2), kernel(10, 10, told, device=2)])
-    found = by_device(trace)[2]
-    assert (found.without_occupancy, found.estimated_occupancy) == (1, pytest.approx(0.5, **EXACT))
 
 
 @pytest.mark.parametrize(
@@ -136,19 +110,6 @@ def test_no_room_for_a_block_on_an_unknown_device_is_unknown():
 )
 def test_an_occupancy_that_cannot_be_computed(launched, device):
     assert occupancy(launched, device) is None
-
-
-def test_from_the_first_step_to_the_end_of_the_last_kernel():
-    small = launch(grid=(3, 1, 1), percent=3)
-    trace = Trace(
-        devices=[ORIN],
-        kernels=[kernel(0, 5, small), kernel(12, 4, small), kernel(28, 4, small)],
-        annotations=[step(1, 10, 10), step(2, 20, 10), step(1, 11, 50, on_gpu=True)],
-    )
-    (found,) = by_device(trace).values()
-    assert found.kernels == 2
-    assert found.utilization == pytest.approx(8 / 22, **EXACT)
-    assert found.estimated_occupancy == pytest.approx(3 / 8 * 128 / 1536, **EXACT)
 
 
 def test_each_device_for_itself_and_an_unknown_one_by_the_traces_percents():
