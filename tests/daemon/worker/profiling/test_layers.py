@@ -1,27 +1,26 @@
 """The method `layers` on real forward passes: what it names, how it adds up, what it counts."""
 
 import time
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 
 import pytest
 import torch
+from profile_jobs import profile_job
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from benchd.daemon.errors import Unsupported
-from benchd.daemon.measuring.plan import PRESETS
-from benchd.daemon.profiling.profile import ProfileJob
-from benchd.daemon.records import Case, ModelFacts, Probes, Variant
+from benchd.daemon.records import Probes
 from benchd.daemon.worker import probes
 from benchd.daemon.worker.backends import LayerRun
 from benchd.daemon.worker.profiling import costs, layers, segments
-from benchd.daemon.worker.profiling.work import Work
+from benchd.daemon.worker.profiling.work import Work, open_work
 from benchd.kernels.exact_conv2d import native
 from benchd.models import vim
-from benchd.models.catalog import MODELS, build
+from benchd.models.catalog import build
 from benchd.models.cost import cost
 
-NO_OPTIONS = {}
 RATES = Probes(
     copy_bytes_per_s=1e10,
     matrix_flops_per_s=1e11,
@@ -30,60 +29,27 @@ RATES = Probes(
     exponentials_by="torch",
 )
 NARROW = {"width": 16}  # a sixteenth of the arithmetic, the same layers
-SHORT = NARROW | {"time_steps": 3}
-SMALL_VIM = {"dim": 16, "depth": 3, "patch_size": 8, "stride": 8, "num_classes": 5, "image_size": 32}
-
-
-def work_of(module, images, model="own", variant="eager", given=NO_OPTIONS, **job):
-    case = Case(model=model, variant=Variant.parse(variant), batch_size=len(images), options=dict(given))
-    options = MODELS[model].resolve(given) if model in MODELS else {}
-    fixed = {"methods": ["layers"], "device": "cpu", "cache": "", "limits": PRESETS["quick"]}
-    asked = {"workload": "forward", "warm_up": 1, "steps": 1, "runs": 5, **job}
-    facts = ModelFacts(
-        options=options, input_shape=list(images.shape[1:]), parameters=0, weights="", weights_sha256="", data=""
-    )
-
-    def forward():
-        return module(images)
-
-    return Work(
-        module=module,
-        images=images,
-        device=torch.device("cpu"),
-        labels=None,
-        job=ProfileJob(case=case, **fixed, **asked),
-        facts=facts,
-        step=forward,
-        forward=forward,
-        backward=None,
-    )
-
-
-def catalogued(model, variant="eager", batch_size=2, **options):
-    torch.manual_seed(0)
-    module = build(model, kernels=Variant.parse(variant).kernels, **options)
-    return work_of(module, torch.rand(batch_size, *module.input_shape), model, variant, options)
-
-
-def small_vim(implementation):
-    torch.manual_seed(0)
-    return work_of(vim.Vim(**SMALL_VIM, implementation=implementation).eval(), torch.rand(2, 3, 32, 32), "vim_tiny")
-
-
+OPTIONS = {
+    "snn_onepass": {"time_steps": 3},
+    "snn_stbif_resnet18": NARROW | {"time_steps": 3},
+    "qann_resnet18": NARROW,
+    "vim_tiny": {"dim": 16, "depth": 3, "patch_size": 8, "stride": 8, "num_classes": 5, "image_size": 32},
+}
 WORKS = {
-    "onepass": lambda: catalogued("snn_onepass", time_steps=3),
-    "onepass custom": lambda: catalogued("snn_onepass", "custom", time_steps=3),
-    "stbif": lambda: catalogued("snn_stbif_resnet18", **SHORT),
-    "stbif custom": lambda: catalogued("snn_stbif_resnet18", "custom", **SHORT),
-    "qann": lambda: catalogued("qann_resnet18", **NARROW),
-    "qann custom": lambda: catalogued("qann_resnet18", "custom", **NARROW),
-    "vim": lambda: small_vim("torch"),
-    "vim custom": lambda: small_vim("auto"),
-    "own": lambda: work_of(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), torch.rand(3, 8)),
+    f"{name} {variant}": (model, variant)
+    for name, model in zip(("onepass", "stbif", "qann", "vim"), OPTIONS, strict=True)
+    for variant in ("eager", "custom")
+    if name != "qann" or variant == "eager" or native.paths()  # needs a CPU with AMX, VNNI or a dot product of bytes
 }
 
-if not native.paths():
-    del WORKS["qann custom"]  # its kernels need a CPU with AMX, VNNI or a dot product of bytes
+
+def work_of(module, images, **job):
+    """Return the work on a module as it is."""
+    forward, asked = partial(module, images), profile_job(Path(), batch=len(images), **job)
+    device = torch.device("cpu")
+    return Work(
+        module=module, images=images, device=device, labels=None, job=asked, facts=None, step=forward, forward=forward
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -97,14 +63,25 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
-@cache
-def run_of(name):
-    work = WORKS[name]()
-    return work, layers.run(work)
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory):
+    """Return a function that gives the work of this name and what was profiled of it, once."""
+
+    @cache
+    def run(name):
+        if name == "own":
+            work = work_of(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), torch.rand(3, 8))
+        else:
+            model, variant = WORKS[name]
+            folder = tmp_path_factory.mktemp("work")
+            work = open_work(profile_job(folder, model=model, variant=variant, options=OPTIONS[model]))
+        return work, layers.run(work)
+
+    return run
 
 
-@pytest.fixture(params=list(WORKS))
-def profiled(request):
+@pytest.fixture(params=[*WORKS, "own"])
+def profiled(request, run_of):
     return run_of(request.param)
 
 
@@ -117,7 +94,7 @@ def test_a_runtime_that_times_its_own_layers_is_believed():
         rows = [[("conv + relu", 0.5 + run / 10), ("body", 0.25), ("body", 0.25)] for run in range(runs)]
         return [[LayerRun(*row) for row in run] for run in rows]
 
-    work = catalogued("snn_onepass", "tensorrt")
+    work = work_of(nn.Flatten(), torch.rand(2, 3), variant="tensorrt")
     work.layer_times = layer_times
     found = layers.run(work)
     assert asked == [(5, work.images.shape)]
@@ -149,12 +126,6 @@ def test_the_shares_of_each_breakdown_are_the_whole_and_those_of_a_group_its_own
             assert sum(part.bytes or 0 for part in parts) == (group.bytes or 0)
 
 
-@pytest.mark.skipif(not native.paths(), reason="needs a CPU with AMX, VNNI or a dot product of bytes")
-def test_a_folded_qann_has_the_stages_of_the_plain_one():
-    folded, plain = (names(top(run_of(name)[1].layers)) for name in ("qann custom", "qann"))
-    assert sorted(folded) == sorted(plain)
-
-
 def test_names_tell_the_rows_apart_and_times_lie_within_their_runs(profiled):
     _, found = profiled
     assert len(set(names(found.layers))) == len(found.layers)
@@ -164,15 +135,15 @@ def test_names_tell_the_rows_apart_and_times_lie_within_their_runs(profiled):
     assert found.variation > 0
 
 
-@pytest.mark.parametrize("name", ["qann", "vim", "own"])
-def test_components_are_those_of_spiking_nets(name):
+@pytest.mark.parametrize("name", ["qann eager", "vim eager", "own"])
+def test_components_are_those_of_spiking_nets(run_of, name):
     _, found = run_of(name)
     assert not found.components
     assert not any(component in note for (component, *_) in layers.COMPONENTS for note in found.notes)
 
 
-@pytest.mark.parametrize("name", ["onepass", "onepass custom", "stbif", "stbif custom"])
-def test_a_component_without_work_is_nothing_and_the_notes_say_why(name):
+@pytest.mark.parametrize("name", ["onepass eager", "onepass custom", "stbif eager", "stbif custom"])
+def test_a_component_without_work_is_nothing_and_the_notes_say_why(run_of, name):
     _, found = run_of(name)
     assert names(found.components) == [path[0] for path in layers.COMPONENTS]
     idle = [row.name for row in found.components if row.ns == 0]
@@ -187,16 +158,8 @@ def test_nothing_of_the_profiling_stays_behind(profiled):
     assert all(getattr(vim, name).__module__.startswith("benchd.kernels.") for name in segments.VIM_KERNELS)
 
 
-def test_nothing_stays_behind_a_pass_that_raises():
-    module = small_vim("torch").module
-    with pytest.raises(ValueError, match="images must be"):
-        segments.run(lambda: module(torch.rand(1, 3, 8, 8)), segments.of(module), torch.device("cpu"))
-    assert "forward" not in vars(module.norm_f)
-    assert vim.bidirectional_scan.__module__ == "benchd.kernels.selective_scan"
-
-
-@pytest.mark.parametrize("name", ["stbif", "stbif custom"])
-def test_the_spiking_resnet_has_the_published_stages_with_their_blocks_and_layers(name):
+@pytest.mark.parametrize("name", ["stbif eager", "stbif custom"])
+def test_the_spiking_resnet_has_the_published_stages_with_their_blocks_and_layers(run_of, name):
     _, found = run_of(name)
     stages = ["Conv1_Block", "MaxPool", *(f"Layer{number}_ResBlocks" for number in (1, 2, 3, 4)), "Final_Layers"]
     assert [name for name in names(top(found.layers)) if name in stages] == stages
@@ -208,8 +171,8 @@ def test_the_spiking_resnet_has_the_published_stages_with_their_blocks_and_layer
     assert sum(row.share for row in found.loading) == pytest.approx(1)
 
 
-def test_onepass_is_cut_at_each_of_its_layers():
-    _, found = run_of("onepass")
+def test_onepass_is_cut_at_each_of_its_layers(run_of):
+    _, found = run_of("onepass eager")
     assert names(found.layers) == [
         "Time_Encoding",
         "conv1",
@@ -225,8 +188,8 @@ def test_onepass_is_cut_at_each_of_its_layers():
     ]
 
 
-@pytest.mark.parametrize("name", ["vim", "vim custom"])
-def test_a_layer_of_vim_is_cut_at_its_kernels_whichever_run(name):
+@pytest.mark.parametrize("name", ["vim eager", "vim custom"])
+def test_a_layer_of_vim_is_cut_at_its_kernels_whichever_run(run_of, name):
     _, found = run_of(name)
     parts = ["norm", "in_proj", "conv1d", "x_proj", "scan", "out_proj"]
     for layer in ("layers.0", "layers.2"):  # the last computes one token by a path of its own
@@ -242,34 +205,28 @@ def total_of(module, images):
     return costs.total(cost for _, cost in found)
 
 
-@pytest.mark.parametrize("kernels", ["torch", "custom"])
-def test_the_parts_of_onepass_cost_what_the_formula_of_the_whole_says(kernels):
-    module = build("snn_onepass", kernels=kernels)
-    found, whole = total_of(module, torch.rand(2, 3, 32, 32)), cost("snn_onepass", {}, 2, "fp32", "inference")
+# the operations of two images in eight steps that no part has
+RELU_AND_MEAN = 2 * 8 * (256 + 10)
+MAPS = ((16, 8), (32, 4), (64, 2), (128, 1))  # (width, side) of each stage
+POOL_AND_SHORTCUTS = 2 * 8 * (8 * 16 * 8**2 + 2 * sum(width * side**2 for width, side in MAPS))
+
+
+@pytest.mark.parametrize(
+    ("model", "kernels", "options", "elsewhere", "also"),
+    [
+        ("snn_onepass", "torch", {}, RELU_AND_MEAN, "parameters_bytes"),
+        ("snn_onepass", "custom", {}, RELU_AND_MEAN, "parameters_bytes"),
+        ("snn_stbif_resnet18", "torch", NARROW, POOL_AND_SHORTCUTS, "matrix_flops"),
+        ("snn_stbif_resnet18", "custom", NARROW, POOL_AND_SHORTCUTS, "matrix_flops"),
+        ("vim_tiny", "custom", {}, 0, "exponentials"),
+    ],
+)
+def test_the_parts_of_a_net_cost_what_the_formula_of_the_whole_says(model, kernels, options, elsewhere, also):
+    module = build(model, kernels=kernels, **options)
+    found, whole = total_of(module, torch.rand(2, *module.input_shape)), cost(model, options, 2, "fp32", "inference")
     assert found.matrix_flops == whole.matrix_flops
-    relu_and_mean = 2 * 8 * (256 + 10)
-    assert found.elementwise_flops == whole.elementwise_flops - relu_and_mean
-    assert found.parameters_bytes == whole.parameters_bytes
-
-
-@pytest.mark.parametrize("kernels", ["torch", "custom"])
-def test_the_parts_of_the_spiking_resnet_cost_what_the_formula_of_the_whole_says(kernels):
-    module = build("snn_stbif_resnet18", kernels=kernels, **NARROW)
-    found = total_of(module, torch.randn(2, 3, 32, 32))
-    whole = cost("snn_stbif_resnet18", NARROW, 2, "fp32", "inference")
-    assert found.matrix_flops == whole.matrix_flops
-    pool_and_shortcuts = 2 * 8 * (8 * 16 * 8**2 + 2 * sum(width * side**2 for _, width, side in STAGES))
-    assert found.elementwise_flops == whole.elementwise_flops - pool_and_shortcuts
-
-
-STAGES = ((16, 16, 8), (16, 32, 4), (32, 64, 2), (64, 128, 1))
-
-
-def test_the_parts_of_vim_cost_what_the_formula_of_the_whole_says():
-    module = build("vim_tiny", kernels="custom")
-    found, whole = total_of(module, torch.rand(1, 3, 224, 224)), cost("vim_tiny", {}, 1, "fp32", "inference")
-    assert (found.matrix_flops, found.elementwise_flops) == (whole.matrix_flops, whole.elementwise_flops)
-    assert found.exponentials == whole.exponentials
+    assert found.elementwise_flops == whole.elementwise_flops - elsewhere
+    assert getattr(found, also) == getattr(whole, also)
 
 
 class Slow(nn.Module):
@@ -370,19 +327,6 @@ def test_the_products_inside_a_fused_operator_are_counted(module, width, product
     assert total_of(module.eval(), torch.rand(2, 5, width)).matrix_flops == 2 * 2 * 5 * products
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_sequences_of_different_lengths_are_counted_as_they_are():
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1, mask_check=False).eval()
-    padded = torch.arange(5) >= torch.tensor([[5], [2]])
-
-    def forward():
-        return encoder(torch.rand(2, 5, 8), src_key_padding_mask=padded)
-
-    with torch.inference_mode():
-        found = costs.count(encoder, forward, 2, segments.of(encoder))
-    assert costs.total(cost for _, cost in found).matrix_flops == 2 * (7 * (4 * 8 * 8 + 2 * 8 * 16) + 2 * 29 * 8)
-
-
 def test_one_tensor_that_a_part_gets_three_times_is_read_once():
     module, images = Attended().eval(), torch.rand(2, 5, 8)
     scores = 2 * 5 * 5
@@ -395,44 +339,29 @@ def test_what_only_passes_its_input_on_moves_nothing():
     assert [(row.bytes, row.x_of_floor, row.binding) for row in rows] == 3 * [(None, None, None)]
 
 
-def test_what_works_in_place_moves_its_input_twice():
-    assert total_of(Wrapped(nn.ReLU(inplace=True)), torch.rand(2, 3, 4)).bytes == 2 * 4 * 24
-
-
 def test_a_table_is_read_by_its_rows():
     found = total_of(Wrapped(nn.Embedding(1000, 8)), torch.zeros(2, 5, dtype=torch.int64))
     assert (found.bytes, found.parameters_bytes) == (10 * 8 + 2 * 10 * 8 * 4, 0)
 
 
-@pytest.fixture(scope="module")
-def ranges():
-    """The ranges of a session as a trace holds them: name, begin and end."""
-    work = catalogued("snn_stbif_resnet18", batch_size=1, **SHORT)
+def inside(ranges, name):
+    """Return the names of the ranges within the only one of this name."""
+    (outer,) = [each.time_range for each in ranges if each.name == name]
+    within = [each for each in ranges if outer.start <= each.time_range.start and each.time_range.end <= outer.end]
+    return {each.name for each in within} - {name}
+
+
+def test_the_ranges_of_a_session_nest_as_published(run_of):
+    work, _ = run_of("stbif eager")
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         layers.run(work)
-    noted = [event for event in profiler.events() if event.is_user_annotation]
-    return [(event.name, event.time_range.start, event.time_range.end) for event in noted]
-
-
-def inside(ranges, name):
-    ((_, start, end),) = [each for each in ranges if each[0] == name]
-    return {inner for inner, begun, ended in ranges if start <= begun and ended <= end} - {name}
-
-
-def test_the_ranges_of_a_session_nest_as_published(ranges):
+    ranges = [event for event in profiler.events() if event.is_user_annotation]
     runs = {f"Main_Inference_Timing_Run_{run}" for run in range(5)}
     assert {"Model_Loading", "Warmup_Runs", *runs} <= inside(ranges, "Complete_Profiling_Session")
     assert inside(ranges, "Model_Loading") == {"QANN_Creation", "SNN_Wrapper_Creation"}
     assert inside(ranges, "Warmup_Runs") == {"Warmup_0"}
     detail = inside(ranges, "Detailed_Layer_Profiling_Run_4")
-    assert {
-        "Conv1_Block",
-        "MaxPool",
-        "Layer1_ResBlocks",
-        "Layer4_ResBlocks",
-        "Final_Layers",
-        "layer2.0.conv1",
-    } <= detail
+    assert {"Conv1_Block", "MaxPool", "Layer1_ResBlocks", "Layer4_ResBlocks", "Final_Layers"} <= detail
     components = {"Model_Reset", "Time_Encoding", "Model_Forward_Pass", "Model_Compute_All_Layers", "Output_Processing"}
     rest = {"Memory_Profiling_Run_4", "Detailed_Layer_Profiling_Run_4"}
     assert inside(ranges, "Main_Inference_Timing_Run_4") == components | rest | detail
@@ -447,8 +376,8 @@ def test_what_has_no_layers_of_its_own_is_refused_with_the_reason(variant, workl
         layers.run(work)
 
 
-@pytest.mark.parametrize("name", ["onepass", "stbif"])
-def test_the_sparsity_is_that_of_each_layer_and_population(name):
+@pytest.mark.parametrize("name", ["onepass eager", "stbif eager"])
+def test_the_sparsity_is_that_of_each_layer_and_population(run_of, name):
     work, found = run_of(name)
     rows = {row.name: row for row in found.sparsity}
     modules = dict(work.module.named_modules())

@@ -69,7 +69,3 @@ def test_a_method_that_fails_costs_itself_alone(tmp_path):
 def test_what_cannot_run_here_is_unsupported_with_the_reason(tmp_path):
     found = collected(own_job(tmp_path, variant="cudagraph"))
     assert (found.error, found.unsupported) == ("CUDA graphs need a CUDA device", True)
-
-
-def test_the_range_of_an_nsight_tool_needs_a_gpu(tmp_path):
-    assert "Nsight records CUDA" in collected(own_job(tmp_path, capture=True)).error

@@ -157,14 +157,6 @@ def test_the_spikes_of_a_pool_are_those_of_the_neurons_before_it():
     assert found[network.fc1].operations * IMAGES == float((inputs[network.fc1] * 4).sum()) * 256
 
 
-def test_the_first_layer_reads_spikes_where_the_encoding_makes_them():
-    torch.manual_seed(0)
-    network = build("snn_onepass", time_steps=2, encoding="rate")
-    images = torch.full((1, 3, 32, 32), 1.0)  # every pixel fires at each step
-    edges = operations(network.conv1, torch.ones(1, 3, 32, 32))
-    assert counted(network, images)[network.conv1].operations == 2 * edges
-
-
 def test_figures_are_of_one_image(network, images):
     once, twice = counted(network, images[:1]), counted(network, images[[0, 0]])
     assert once == twice
@@ -172,10 +164,3 @@ def test_figures_are_of_one_image(network, images):
 
 def test_there_is_no_energy_where_the_precision_has_no_model(network, images):
     assert all(each.energy_j is None for each in counted(network, images, "bf16").values())
-
-
-def test_the_total_of_parts_without_synapses_has_no_operations():
-    neurons = spikes.Spikes(chances=8, fired=2, wasted=1)
-    both = spikes.total([neurons, neurons])
-    assert (both.rate, both.wasted, both.operations, both.energy_j) == (0.25, 2, None, None)
-    assert spikes.total([]).rate is None
