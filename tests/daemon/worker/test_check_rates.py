@@ -2,6 +2,8 @@
 
 make test-slow ARGS="-s -k check_rates"    # hours on two cores, most for random weights of the full-size nets
 make test-slow ARGS="-s -k 'check_rates and (trained or planted)'"    # 13 minutes; each prints a row for each
+
+The suite plants each fault in OnePass, in one precision.
 """
 
 import dataclasses
@@ -21,8 +23,7 @@ from benchd.daemon.worker import backends, workload
 from benchd.daemon.worker.check import checking as check
 from benchd.models import catalog
 
-pytestmark = pytest.mark.slow
-
+SLOW = pytest.mark.slow
 CPU = torch.device("cpu")
 SEEDS = 20
 PRECISIONS = ("", "fp16", "bf16", "amp")
@@ -61,6 +62,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("rates")
 
 
+@SLOW
 @pytest.mark.parametrize("model", MODELS)
 def test_right_variants_with_trained_weights_pass(folder, model):
     found = {variant.name: judged(trained(folder, model, variant=variant, **QUICK)) for variant in variants(model)}
@@ -68,6 +70,7 @@ def test_right_variants_with_trained_weights_pass(folder, model):
     assert {name: one.note for name, one in found.items() if one.verdict != "passed"} == {}
 
 
+@SLOW
 @pytest.mark.parametrize("model", MODELS)
 def test_right_variants_with_random_weights_never_fail(folder, model):
     failed = {}
@@ -180,6 +183,27 @@ PLANTS = [
 ]
 
 
+OF_ONEPASS = [
+    (plant, ("eager", "bf16", "custom")[place % 3])
+    for place, plant in enumerate(PLANTS)
+    if plant.edit is not off_by_one_token  # which a net without tokens has as half a layer
+]
+
+
+@pytest.mark.parametrize(("plant", "variant"), OF_ONEPASS, ids=[plant.name for plant, _ in OF_ONEPASS])
+def test_a_planted_fault_of_a_spiking_net_is_found(folder, plant, variant):
+    assert judged(onepass(folder, variant), plant).verdict == "failed"
+
+
+@pytest.mark.parametrize("variant", ["eager", "bf16", "custom", "custom-amp"])
+def test_a_spiking_net_without_a_fault_passes(folder, variant):
+    assert judged(onepass(folder, variant)).verdict == "passed"
+
+
+def onepass(folder, variant):
+    return trained(folder, "snn_onepass", {"time_steps": 2}, variant=Variant.parse(variant), batch_size=8)
+
+
 # with half the steps the trained net is as close as half precision leaves it, and these hide the codes that would tell
 BELOW_ROUNDING = {
     ("snn_stbif_resnet18", variant, "wrong T or decay")
@@ -187,6 +211,7 @@ BELOW_ROUNDING = {
 }
 
 
+@SLOW
 @pytest.mark.parametrize("model", MODELS)
 def test_planted_wrong_variants_never_pass(folder, model):
     passed = []

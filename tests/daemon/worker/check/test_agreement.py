@@ -8,6 +8,7 @@ from benchd.daemon.worker.check.agreement import Observation, Rule
 from benchd.daemon.worker.check.truth import NOISE
 
 IMAGES, CLASSES = 64, 10
+SMOOTH = Rule("fp32", spiking=False, trained=True)
 ROUNDING = {name: 2.0**-bits for name, (bits, _) in agreement.HOLDS.items()}
 
 
@@ -28,14 +29,18 @@ def moved(exact, noise, seed):
     return {name: off(values) if noise else values for name, values in exact.outputs.items()}
 
 
+def judged(exact, observed, noisy, rule):
+    """Judge answers against exact ones, of which these noisy ones are what rounding leaves."""
+    return agreement.judge(exact, observed, agreement.bounds(exact, [(exact, one) for one in noisy], rule), rule)
+
+
 def verdict(observed, *, noise=0.0, number_format="fp32", spiking=False, trained=True, exact=None, noisy_codes=()):
     """Judge against answers of which rounding moves each by up to `noise` times the largest."""
     exact = of(drawn()) if exact is None else exact
     noisy_codes = noisy_codes or [exact.codes] * 2
     noisy = [Observation(moved(exact, noise, seed), codes) for seed, codes in enumerate(noisy_codes)]
-    rule = Rule(number_format, spiking, trained)
-    limits = agreement.bounds(exact, [(exact, one) for one in noisy], rule)
-    return agreement.judge(exact, observed if isinstance(observed, Observation) else of(observed), limits, rule)
+    observed = observed if isinstance(observed, Observation) else of(observed)
+    return judged(exact, observed, noisy, Rule(number_format, spiking, trained))
 
 
 @pytest.mark.parametrize(
@@ -155,20 +160,16 @@ def test_a_spike_may_carry_two_images_anywhere_in_float32(images, passed):
 def test_a_network_that_rounding_carries_far_off_is_allowed_more_such_images_within_a_quarter():
     exact = of(drawn())
     for noisy_images, allowed in ((0, 2), (2, 6), (6, 14), (30, 16)):
-        noisy = of(off_by(0.5, slice(noisy_images)))
-        rule = Rule("fp32", spiking=False, trained=True)
-        limits = agreement.bounds(exact, [(exact, noisy)] * 2, rule)
-        found = agreement.judge(exact, of(off_by(0.5, slice(allowed))), limits, rule)
+        noisy = [of(off_by(0.5, slice(noisy_images)))] * 2
+        found = judged(exact, of(off_by(0.5, slice(allowed))), noisy, SMOOTH)
         assert found.images_off_allowed == (allowed if noisy_images else 0)
         assert found.passed is (noisy_images > 0)
 
 
 @pytest.mark.parametrize(("share", "passed"), [(0.199, True), (0.201, False)])
 def test_half_precision_of_spikes_is_held_against_the_mean_of_rounding(share, passed):
-    exact, rule = of(drawn()), Rule("bf16", spiking=True, trained=True)
     noisy = of(off_by(0.2, slice(0, IMAGES, 2)))  # 0.1 on average, with a deviation of 0.1
-    limits = agreement.bounds(exact, [(exact, noisy)] * 2, rule)
-    found = agreement.judge(exact, of(off_by(share)), limits, rule)
+    found = judged(of(drawn()), of(off_by(share)), [noisy] * 2, Rule("bf16", spiking=True, trained=True))
     assert found.passed is passed
     assert found.tolerance == pytest.approx(0.2)
     assert found.images_off_allowed == IMAGES, "the mean alone decides"
@@ -236,10 +237,8 @@ def labels(differing=0, kind=np.int64):
 )
 def test_whole_numbers_are_equal_or_not(differing, noisy, number_format, passed):
     """One of four labels of these images is another one, in the variant and in the noise."""
-    exact, rule = Observation({"labels": labels()}, None), Rule(number_format, spiking=False, trained=True)
-    noise = Observation({"labels": labels(noisy)}, None)
-    limits = agreement.bounds(exact, [(exact, noise)] * 2, rule)
-    found = agreement.judge(exact, Observation({"labels": labels(differing)}, None), limits, rule)
+    exact, noise, observed = (Observation({"labels": labels(count)}, None) for count in (0, noisy, differing))
+    found = judged(exact, observed, [noise] * 2, Rule(number_format, spiking=False, trained=True))
     assert found.passed is passed, found.note
     assert found.argmax_disagreements is None
 
@@ -247,10 +246,8 @@ def test_whole_numbers_are_equal_or_not(differing, noisy, number_format, passed)
 def test_whole_numbers_beyond_the_precision_of_floats_are_compared():
     large = Observation({"hashes": 2**62 + np.arange(IMAGES)}, None)
     wrong = Observation({"hashes": 2**62 + 1 + np.arange(IMAGES)}, None)
-    rule = Rule("fp32", spiking=False, trained=True)
-    limits = agreement.bounds(large, [(large, large)], rule)
-    assert agreement.judge(large, large, limits, rule).passed
-    assert not agreement.judge(large, wrong, limits, rule).passed
+    assert judged(large, large, [large], SMOOTH).passed
+    assert not judged(large, wrong, [large], SMOOTH).passed
 
 
 def test_answers_smaller_than_what_is_allowed_are_told():
@@ -278,13 +275,8 @@ def test_answers_of_another_form_fail_in_words(observed, words):
 def test_every_output_is_judged_by_its_own_size():
     exact = Observation({"boxes": drawn(scale=1e6), "scores": drawn(1)}, None)
     wrong = Observation({"boxes": drawn(scale=1e6), "scores": 1.001 * drawn(1)}, None)
-    rule = Rule("fp32", spiking=False, trained=True)
-    limits = agreement.bounds(exact, [(exact, exact)], rule)
-    assert (
-        "the output scores is off by more than 2.0e-05 of the largest"
-        in agreement.judge(exact, wrong, limits, rule).note
-    )
-    assert agreement.judge(exact, exact, limits, rule).passed
+    assert "the output scores is off by more than 2.0e-05 of the largest" in judged(exact, wrong, [exact], SMOOTH).note
+    assert judged(exact, exact, [exact], SMOOTH).passed
 
 
 def channels(large, *, axis, small=1.0, wrong=None):
@@ -304,11 +296,11 @@ def test_small_values_beside_large_ones_are_judged_by_their_own_size(number_form
         return values * (1 + ROUNDING[number_format] * signs)
 
     exact, rule = of(channels(large, axis=axis)), Rule(number_format, spiking=False, trained=True)
-    limits = agreement.bounds(exact, [(exact, of(rounded(exact.outputs["output"])))], rule)
-    found = agreement.judge(exact, of(channels(large, axis=axis, wrong=wrong)), limits, rule)
+    noisy = [of(rounded(exact.outputs["output"]))]
+    found = judged(exact, of(channels(large, axis=axis, wrong=wrong)), noisy, rule)
     assert found.verdict == "failed"
     assert f"on average in channel 3 of axis {axis}" in found.note
-    assert agreement.judge(exact, of(channels(large, axis=axis, wrong=rounded)), limits, rule).passed
+    assert judged(exact, of(channels(large, axis=axis, wrong=rounded)), noisy, rule).passed
 
 
 def test_a_fault_along_an_axis_in_the_middle_is_found():
@@ -356,9 +348,8 @@ def test_of_a_thousand_channels_none_is_lost_because_two_draws_hardly_moved_it()
     rule, lost_of_two = Rule("bf16", spiking=False, trained=False), 0
     for seed in range(40):
         exact, noisy, right = head(seed)
-        draws = [(exact, one) for one in noisy]
-        lost_of_two += not agreement.judge(exact, right, agreement.bounds(exact, draws[:2], rule), rule).passed
-        found = agreement.judge(exact, right, agreement.bounds(exact, draws, rule), rule)
+        lost_of_two += not judged(exact, right, noisy[:2], rule).passed
+        found = judged(exact, right, noisy, rule)
         assert found.passed, found.note
     assert lost_of_two  # what the further draws are for
 
@@ -400,18 +391,3 @@ def test_the_classes_say_nothing_where_nearly_all_are_one():
 def test_what_has_no_classes_has_no_argmax():
     pictures = np.random.default_rng(0).normal(size=(8, 4, 4))
     assert verdict(pictures, exact=of(pictures)).argmax_disagreements is None
-
-
-@pytest.mark.parametrize(
-    ("number_format", "jumps", "spread", "limit"),
-    [
-        ("fp32", True, 1.0, 0.05),
-        ("bf16", False, 1.0, 0.05),
-        ("bf16", True, np.inf, 0.05),
-        ("bf16", True, 1.0, 0.25),
-        ("bf16", True, 0.3, 0.15),
-    ],
-)
-def test_a_row_has_the_limit_of_the_mean_only_where_a_mean_is_judged(number_format, jumps, spread, limit):
-    bound = agreement.Bound(1.0, spread, 0.1, 0.1, 0.05, 0.5, jumps, whole=False)
-    assert agreement.row_limit(bound, Rule(number_format, True, True)) == pytest.approx(limit)

@@ -1,7 +1,6 @@
 """The audits of a timed section on modules that cheat: answers that are kept, and answers that went stale."""
 
 import time
-import weakref
 
 import msgspec
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from worker_jobs import TINY, as_loaded, catalogued, changed, job, run_here, user_module
+from worker_jobs import TINY, as_loaded, catalogued, changed, job, measured, user_module
 
 from benchd.daemon.records import Check
 from benchd.daemon.worker import steps, workload
@@ -39,23 +38,21 @@ CACHING = """
 """
 
 
-def measured(folder, forward="pass", **fields):
-    """Run the module as a worker does; `forward` stands in it."""
-    return run_here(job(folder, module=user_module(folder, forward=forward), **fields))
+def of_module(folder, forward="pass", **fields):
+    """Return what is measured of a module with this `forward`."""
+    return measured(job(folder, module=user_module(folder, forward=forward), **fields))
 
 
 @pytest.mark.parametrize("scenario", ["offline", "wake_up"])
 def test_answers_that_go_stale_while_they_are_timed_fail_the_check(tmp_path, scenario):
-    outcome = measured(tmp_path, STALE.format(calls=20), scenario=scenario)
-    assert outcome.process.status == "ok", outcome.process.reason
+    outcome = of_module(tmp_path, STALE.format(calls=20), scenario=scenario)
     assert "output_changed" in outcome.flags
     assert not outcome.check.passed
     assert "while it was timed: the output is off by" in outcome.check.note
 
 
 def test_a_cache_of_right_answers_passes_its_check_and_is_seen(tmp_path):
-    outcome = measured(tmp_path, CACHING)
-    assert outcome.process.status == "ok", outcome.process.reason
+    outcome = of_module(tmp_path, CACHING)
     assert "repeated_input_faster" in outcome.flags
     assert "output_changed" not in outcome.flags
     assert outcome.check.passed
@@ -84,29 +81,13 @@ def test_a_cache_by_identity_address_or_content_is_seen(key):
     assert audit.repeated_is_faster(caching, pool, lambda: None)
 
 
-def test_one_new_batch_at_a_time_lies_beside_the_timed_ones(monkeypatch):
-    made, most = [], []
-    roll = audit.rolled
-
-    def rolled(batch, by):
-        most.append(1 + sum(one() is not None for one in made))
-        made.append(weakref.ref(new := roll(batch, by)))
-        return new
-
-    monkeypatch.setattr(audit, "rolled", rolled)
-    monkeypatch.setattr(audit, "may_be_cached", lambda unseen, seen: True)
-    assert audit.repeated_is_faster(as_loaded(nn.Identity()), [torch.rand(1, 3, 4, 4)], lambda: None)
-    assert (len(made), max(most)) == (audit.TRIALS * audit.PAIRS, 2)  # the one before is replaced, then freed
-
-
 @pytest.mark.parametrize("raised", [torch.OutOfMemoryError("a further batch"), MemoryError()])
 def test_a_test_for_cached_answers_that_fails_costs_only_its_answer(tmp_path, monkeypatch, raised):
     def rolled(*_):
         raise raised
 
     monkeypatch.setattr(audit, "rolled", rolled)
-    outcome = measured(tmp_path, probes=True)
-    assert outcome.process.status == "ok", outcome.process.reason
+    outcome = of_module(tmp_path, probes=True)
     assert outcome.process.timing is not None
     assert outcome.process.probes is not None
     assert "repeated_input_untested" in outcome.flags
@@ -118,7 +99,7 @@ def test_each_run_of_the_test_for_cached_answers_says_that_the_stage_goes_on(tmp
     monkeypatch.setattr(server, "BEAT_S", 0.0)
     said = []
     monkeypatch.setattr(StageClock, "go_on", lambda self, done="": said.append(done))
-    assert measured(tmp_path).process.status == "ok"
+    of_module(tmp_path)
     assert said.count("") >= 10
 
 
@@ -148,11 +129,6 @@ def test_a_trial_ends_early_only_if_its_answer_is_known(pairs):
     firsts = [audit.may_be_cached(unseen[:count], seen[:count]) for count in range(1, audit.PAIRS + 1)]
     assert firsts == sorted(firsts, reverse=True)
     assert firsts[-1] == audit.is_cached(unseen, seen)
-
-
-def test_a_trial_without_a_cache_ends_after_five_pairs():
-    firsts = [audit.may_be_cached([100] * count, [99] * count) for count in range(1, audit.PAIRS + 1)]
-    assert firsts.count(True) == 4
 
 
 @pytest.mark.parametrize("spread", [0.1, 0.5, 1.0, 2.0])
@@ -249,28 +225,6 @@ def test_a_check_that_failed_keeps_its_own_words():
     assert audit.audited(failed, expected(), [(0, torch.zeros(2, 1))]).note == "its own"
 
 
-def test_answers_of_another_form_than_in_the_check_fail():
-    found = audit.audited(passed_check(), expected(), [(0, torch.zeros(2, 3))])
-    assert not found.passed
-    assert "while it was timed: the output is 2x3, but 2x1 in float64" in found.note
-
-
-ONLY_SEEN = """
-        if images.dtype == torch.float64: return self.fc(images.flatten(1))
-        import benchd.models.data as data
-        seen = data.random_images((3, 4, 4), 4, "normal", 0)
-        if any(torch.equal(images[0], image) for image in seen): return self.fc(images.flatten(1))
-        return -self.fc(images.flatten(1))
-"""
-
-
-def test_a_variant_that_is_right_on_the_check_s_inputs_only_fails(tmp_path):
-    outcome = measured(tmp_path, ONLY_SEEN)
-    assert outcome.process.status == "ok", outcome.process.reason
-    assert outcome.check.verdict == "failed"
-    assert "output_changed" in outcome.flags
-
-
 SOMETIMES = """
         self.calls = getattr(self, "calls", 0) + 1
         if self.calls > 20 and self.calls % 10 == 7: return self.fc(images.flatten(1)).roll(1, 0)
@@ -289,8 +243,7 @@ ONLY_MET_EARLY = """
     [(SOMETIMES, "while it was timed"), (ONLY_MET_EARLY, "on inputs that it saw for the first time")],
 )
 def test_answers_that_are_wrong_now_and_then_or_for_new_inputs_alone_fail(tmp_path, forward, words):
-    outcome = measured(tmp_path, forward, batch_size=8)
-    assert outcome.process.status == "ok", outcome.process.reason
+    outcome = of_module(tmp_path, forward, batch_size=8)
     assert outcome.check.verdict == "failed"
     assert words in outcome.check.note
 
@@ -303,8 +256,7 @@ FIRST = """
 
 @pytest.mark.parametrize("scenario", ["single_stream", "cold_start"])
 def test_a_first_answer_that_is_wrong_fails(tmp_path, scenario):
-    outcome = measured(tmp_path, FIRST, scenario=scenario)
-    assert outcome.process.status == "ok", outcome.process.reason
+    outcome = of_module(tmp_path, FIRST, scenario=scenario)
     assert outcome.check.verdict == "failed"
     assert "in its first run: the output is off by" in outcome.check.note
 
@@ -325,27 +277,17 @@ LAGGING = """
 """
 
 
-MOSTLY = """
-        kept = self.__dict__.setdefault("kept", {})
-        key, self.calls = images.numpy().tobytes(), getattr(self, "calls", 0) + 1
-        if key in kept and self.calls % 6: return kept[key].clone()
-        for _ in range(20): torch.randn(96, 96) @ torch.randn(96, 96)
-        kept[key] = self.fc(images.flatten(1))
-"""
-
-
-@pytest.mark.parametrize("forward", [LATE, LAGGING, MOSTLY])
-def test_a_cache_that_waits_or_forgets_is_seen(tmp_path, forward):
+@pytest.mark.parametrize("forward", [LATE, LAGGING])
+def test_a_cache_that_waits_is_seen(tmp_path, forward):
     limits = msgspec.structs.replace(TINY, warm_up_cap_s=1.0)
-    outcome = measured(tmp_path, forward, batch_size=32, limits=limits)
-    assert outcome.process.status == "ok", outcome.process.reason
+    outcome = of_module(tmp_path, forward, batch_size=32, limits=limits)
     assert "repeated_input_faster" in outcome.flags
 
 
 @pytest.mark.parametrize("size", [16, 256])
 def test_a_small_operation_is_not_taken_for_a_cache(tmp_path, size):
     a_job = changed(job(tmp_path), options={"size": size})
-    assert "repeated_input_faster" not in run_here(a_job).flags
+    assert "repeated_input_faster" not in measured(a_job).flags
 
 
 WHOLE = """
@@ -359,8 +301,7 @@ WHOLE = """
 
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_an_output_without_a_batch_dimension_is_as_in_the_check(tmp_path, batch_size):
-    outcome = measured(tmp_path, WHOLE, batch_size=batch_size)
-    assert outcome.process.status == "ok", outcome.process.reason
+    outcome = of_module(tmp_path, WHOLE, batch_size=batch_size)
     assert (outcome.check.rule, outcome.check.verdict, outcome.check.note) == ("codes", "passed", "accuracy unknown")
     assert outcome.check.audited > batch_size
 

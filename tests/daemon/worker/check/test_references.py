@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from worker_jobs import job, user_module
+from worker_jobs import changed, job, user_module
 
 from benchd.daemon.worker import workload
 from benchd.daemon.worker.check import references
@@ -31,6 +31,7 @@ def test_everything_that_changes_the_answer_is_in_the_key(tmp_path, monkeypatch)
         key(a_job, images.double()),
         key(a_job, images.reshape(4, 3, 2, 8)),
         key(msgspec.structs.replace(a_job, suite_id="another run"), images),
+        key(changed(a_job, seed=1), images),
     ]
     user_module(tmp_path, forward="images = images + 1")
     keys.append(key(a_job, images))
