@@ -126,7 +126,7 @@ def test_what_nobody_knows_is_named_with_what_is_valid(suite, words):
         ("onnxruntime-int8", GPU, {}, "no int8 kernels for CUDA: use tensorrt-int8"),
         ("tensorrt-fp16", replace(GPU, packages=ALL), {"dla": 0}, "only a Jetson has a DLA"),
         ("int8", CPU, {}, "torchao is not installed: .* -m pip install"),
-        ("int8", replace(GPU, packages=ALL), {}, "is for an x86 CPU: use onnxruntime-int8, or tensorrt-int8"),
+        ("int8", replace(GPU, packages=ALL), {}, "needs an x86 CPU: use onnxruntime-int8, or tensorrt-int8"),
         ("int8", replace(CPU, has_cxx=False, packages=ALL), {}, "install g\\+\\+ or set CXX"),
     ],
 )

@@ -1,22 +1,17 @@
 """AOTInductor packages compiled and run here: eager's answers, kept by what they were made for, ours or rebuilt."""
 
-import subprocess
-import sys
-from functools import partial
 from importlib.metadata import version
 
 import msgspec
 import numpy as np
 import pytest
 import torch
-from manifests_made import manifest
-from records_made import ENVIRONMENT
+from manifests_made import load_text_of, run_alone
 from worker_jobs import build_and_load, changed, job, run_here, user_module
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring.protocol import Pack, Verify
 from benchd.daemon.records import Variant
-from benchd.daemon.shipping import load_text
 from benchd.daemon.shipping.manifest import PACKAGE, REBUILT, WEIGHTS
 from benchd.exporters import aoti
 
@@ -95,19 +90,12 @@ def test_its_files_are_the_package_which_load_md_runs_and_what_it_is_built_again
     assert [one.name for one in outcome.packed.outputs] == ["scores", "more[0]", "more[1]"]
     assert (outcome.packed.provider, outcome.packed.packages.keys()) == ("", {"numpy", "torch"})
     assert str(place).encode() not in (out / PACKAGE).read_bytes()
-    text = load_text.code(
-        manifest(
-            case=asked.case,
-            environment=msgspec.structs.replace(ENVIRONMENT, device="cpu"),
-            **{name: getattr(outcome.packed, name) for name in ("inputs", "outputs", "golden")},
-        )
-    )
-    run = partial(subprocess.run, [sys.executable, "-I", "-B", "-c", text], cwd=out, capture_output=True, text=True)
-    assert run(check=True).stdout == "the answers are the golden ones\n"
+    text = load_text_of(asked.case, outcome.packed)
+    assert run_alone(text, out).stdout == "the answers are the golden ones\n"
     with np.load(out / "golden.npz") as held:
         golden = dict(held)
     np.savez(out / "golden.npz", **golden | {"exact0:scores": golden["exact0:scores"] + 1.0})
-    assert "{'scores': 2, 'more[0]': 0, 'more[1]': 0} inputs are off" in run(check=False).stderr
+    assert "{'scores': 2, 'more[0]': 0, 'more[1]': 0} inputs are off" in run_alone(text, out).stderr
 
 
 def test_what_torch_cannot_export_says_so_in_a_sentence(tmp_path):

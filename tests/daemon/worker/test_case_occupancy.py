@@ -10,7 +10,7 @@ from fake_nvml import FIRST, FakeNvml
 from traces_made import ORIN, kernel, launch
 
 from benchd.daemon.profiling.occupancy import of_trace
-from benchd.daemon.profiling.trace.trace import RuntimeCall, Trace
+from benchd.daemon.profiling.trace.trace import Trace
 
 
 def test_each_figure_is_a_mean_over_kernel_time_and_the_limits_add_up():
@@ -20,13 +20,6 @@ def test_each_figure_is_a_mean_over_kernel_time_and_the_limits_add_up():
     assert found.estimated == pytest.approx(0.75 + 0.25 * 3 / 8 * 128 / 1536)
     assert (found.measured, found.kernels) == (0.5, 2)
     assert found.limits == {"warps": 0.75, "grid": 0.25}
-
-
-def test_a_kernel_whose_figures_are_missing_is_counted_and_left_out():
-    rows = [kernel(0, 30, launch(percent=None)), kernel(30, 10, launch(grid=(96, 1, 1)))]
-    found = of_trace(Trace(devices=[ORIN], kernels=rows), None, "no counters")
-    assert (found.without_occupancy, found.theoretical) == (1, pytest.approx(1.0))
-    assert (found.measured, found.measured_missing) == (None, "no counters")
 
 
 MEASURED = """
@@ -62,11 +55,6 @@ def measured(tmp_path_factory):
 
 def test_counters_that_fail_after_they_worked_cost_themselves_alone(measured):
     assert [ast.literal_eval(line) for line in measured[:-1]] == list(FAULTS.values())
-
-
-def test_a_trace_without_kernels_is_a_reason_and_no_figure():
-    call = RuntimeCall(name="cudaLaunchKernel", start_ns=0, duration_ns=1, thread=1, correlation=1)
-    assert "1 launches but no kernels" in of_trace(Trace(runtime_calls=[call]), None, "")
 
 
 def test_the_hardware_counts_before_a_profiler_is_attached(measured):

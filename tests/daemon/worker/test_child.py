@@ -1,14 +1,18 @@
-"""What an exception becomes: a status and one line."""
+"""What a worker tells of itself: an exception as a status and one line, and its stages."""
 
+import io
 import re
+import time
 from contextlib import redirect_stderr
 from io import FileIO, TextIOWrapper
 
+import msgspec
 import pytest
 import torch
-from worker_jobs import changed, job, run_here
+from worker_jobs import changed, job, measured, run_here, user_module
 
 from benchd.daemon.errors import Unsupported, UsageError
+from benchd.daemon.measuring.protocol import Stage
 from benchd.daemon.worker import child
 from benchd.models import catalog
 from benchd.models.data_named import DataError
@@ -44,18 +48,6 @@ NMS = "operator torchvision::nms does not exist"
         (KeyError("x"), "failed", "KeyError: 'x'"),
         (DataError("no images"), "failed", "no images"),
     ],
-    ids=[
-        "unsupported",
-        "ours",
-        "Python's",
-        "by type",
-        "CUDA's",
-        "allocator",
-        "assertion",
-        "torchvision",
-        "other",
-        "of models",
-    ],
 )
 def test_an_exception_is_a_status_and_a_line(error, status, reason, capsys):
     assert child.diagnose(error) == (status, reason)
@@ -69,29 +61,15 @@ def test_a_log_on_a_full_disk_hides_no_reason():
         assert child.diagnose(OSError(28, "No space left")) == ("failed", "OSError: [Errno 28] No space left")
 
 
-AUTOGRAD = """
-import torch
-from torch import nn
-
-
-class Net(nn.Module):
-    input_shape = (3, 4, 4)
-
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(48, 5)
-
-    def forward(self, images):
-        {mode}:
+GRADIENTS = """{mode}:
             images = images.flatten(1){clone}.requires_grad_()
-            return torch.autograd.grad(self.fc(images).sin().sum(), images)[0]
-"""
+            return torch.autograd.grad(self.fc(images).sin().sum(), images)[0]"""
+OPENED = "with torch.inference_mode(False), torch.enable_grad()"
 
 
-@pytest.mark.parametrize("mode", ["if True", "with torch.inference_mode(False), torch.enable_grad()"])
+@pytest.mark.parametrize("mode", ["if True", OPENED])
 def test_gradients_in_forward_are_told_from_a_fault_of_the_line(mode, tmp_path):
-    (tmp_path / "net.py").write_text(AUTOGRAD.format(mode=mode, clone=""))
-    outcome = run_here(job(tmp_path, module=f"{tmp_path}/net.py:Net"))
+    outcome = run_here(job(tmp_path, module=user_module(tmp_path, forward=GRADIENTS.format(mode=mode, clone=""))))
     words = (
         r"net\.py:1\d: in forward: .* benchd runs inference without autograd: remove gradients .* clone of each input"
     )
@@ -99,9 +77,8 @@ def test_gradients_in_forward_are_told_from_a_fault_of_the_line(mode, tmp_path):
 
 
 def test_gradients_as_the_sentence_advises_run(tmp_path):
-    mode = "with torch.inference_mode(False), torch.enable_grad()"
-    (tmp_path / "net.py").write_text(AUTOGRAD.format(mode=mode, clone=".clone()"))
-    assert run_here(job(tmp_path, module=f"{tmp_path}/net.py:Net")).process.status == "ok"
+    forward = GRADIENTS.format(mode=OPENED, clone=".clone()")
+    assert measured(job(tmp_path, module=user_module(tmp_path, forward=forward))).process.timing
 
 
 def test_weights_that_do_not_fit_name_the_key(tmp_path):
@@ -112,3 +89,21 @@ def test_weights_that_do_not_fit_name_the_key(tmp_path):
     outcome = run_here(changed(job(tmp_path, model="snn_onepass"), options=options, weights=weights))
     assert outcome.process.status == "failed"
     assert "fc2.bias" in outcome.process.reason
+
+
+def test_a_stage_that_comes_twice_has_both_its_times(tmp_path):
+    stages = child.StageClock(io.BytesIO(), job(tmp_path))
+    for name in ("idle", "measure", "idle"):
+        stages.enter(name)
+        time.sleep(0.02)
+    stages.leave()
+    assert stages.stages().idle_s >= 0.04
+    assert stages.stages().measure_s >= 0.02
+
+
+def test_a_stage_that_goes_on_says_how_far_it_is(tmp_path):
+    stages = child.StageClock(pipe := io.BytesIO(), job(tmp_path))
+    stages.enter("accuracy")
+    stages.go_on("image 2 of 5")
+    lines = [msgspec.json.decode(line, type=Stage) for line in pipe.getvalue().splitlines()]
+    assert lines == [Stage("accuracy"), Stage("accuracy", "image 2 of 5")]

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fake_gpu import with_multiprocessors
 from PIL import Image
 from torch import nn
-from worker_jobs import changed, job, run_here, user_module
+from worker_jobs import changed, job, measured, of_file, user_module
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import Variant
@@ -16,16 +17,15 @@ from benchd.daemon.worker import steps, workload
 from benchd.daemon.worker.backends import onnxruntime, openvino
 from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import cast, values
-from benchd.exporters import files
-from benchd.exporters.artifacts import key_of
 from benchd.models.catalog import build
 from benchd.models.vim import Vim
 
-onnx = pytest.importorskip("onnx", reason="writes files")
-parser = pytest.importorskip("onnx.parser")
+pytest.importorskip("onnx", reason="writes files")
 pytest.importorskip("onnxscript", reason="exports")
-ort = pytest.importorskip("onnxruntime", reason="is a backend")
+pytest.importorskip("onnxruntime", reason="is a backend")
 core = pytest.importorskip("openvino", reason="is a backend")
+
+from onnx_made import written  # noqa: E402 - writes ONNX
 
 CPU = torch.device("cpu")
 CAPABILITIES = "OPTIMIZATION_CAPABILITIES"
@@ -39,8 +39,6 @@ HALF_FIRST = """g (float16[2,4] h, float[2,4] x) => (float[2,1] y) <float[4,1] w
   c = Cast<to = 1>(h)  s = Add(c, x)  y = MatMul(s, w)
 }"""
 NON_ZERO = "g (float[2,4] x) => (float[2,4] z, int64[2,found] y) { y = NonZero(x)  z = Relu(x) }"
-NEWER = """<ir_version: 9, opset_import: ["" : 99]>
-g (float[2,4] inputs) => (float[2,4] outputs) { outputs = Relu(inputs) }"""
 SHAPES = {"vim": (3, 24, 24), "onepass": (3, 32, 32), "affine": (4,)}
 
 
@@ -82,12 +80,9 @@ def source(kind, store, **fields):
     return Source(**facts, weights_sha256="0" * 64, folder=store, **fields)
 
 
-def user_onnx(folder, graph, **fields):
-    """Write a graph as the user's own file; return it as a source."""
-    path = folder / "own.onnx"
-    onnx.save(parser.parse_model(f'<ir_version: 9, opset_import: ["" : 20]> {graph}'), path)
-    a_job = job(folder, model="own.own", batch_size=2)
-    return workload.build(changed(a_job, onnx=str(path), artifacts=str(folder / "store"), **fields))
+def user_onnx(folder, graph):
+    """Write a graph as the user's own file; return it as a workload."""
+    return workload.build(of_file(folder, written(folder, graph), batch_size=2))
 
 
 @pytest.mark.parametrize(
@@ -127,17 +122,6 @@ def test_a_run_leaves_the_output_of_the_run_before_it(backend, store):
     assert first.data_ptr() != second.data_ptr()
     assert torch.equal(first, kept)
     assert not torch.equal(first, second)
-
-
-def test_a_step_binds_its_pool_before_the_clock_starts(store):
-    own = source("affine", store)
-    loaded = onnxruntime.load(own, "fp32", CPU, own.images[:2])
-    pool = list(own.images.split(2))
-    step = steps.SingleInference(loaded, pool)
-    assert len(loaded.run._bindings) == len(pool) == 4
-    for index in range(8):
-        step(index)
-    assert len(loaded.run._bindings) == len(pool)
 
 
 def test_a_run_that_writes_nothing_leaves_no_right_answer(store):
@@ -190,23 +174,6 @@ def test_openvino_refuses_a_format_that_it_would_not_compute_in(precision, tmp_p
     compiled = core.Core().compile_model(built.source.onnx("fp32", 2, "cpu_without_scan").path, "CPU")
     with pytest.raises(Unsupported, match=f"computes none of its layers in {precision} on this CPU, but . in i"):
         openvino._computed(compiled, precision)
-
-
-@pytest.mark.parametrize("provider", ["cuda", "tensorrt"])
-def test_a_provider_that_is_not_there_makes_the_case_unsupported(provider, store):
-    if len(ort.get_available_providers()) > 2:
-        pytest.skip("this build has providers for GPUs")
-    own = source("affine", store, provider=provider)
-    with pytest.raises(Unsupported, match="onnxruntime-gpu"):
-        onnxruntime.load(own, "fp32", CPU, own.images[:2])
-
-
-def test_a_given_file_that_cannot_be_loaded_makes_the_case_unsupported(tmp_path):
-    own = source("affine", tmp_path)
-    facts = files.onnx_facts("affine", {}, "0" * 64, "fp32", 2, None)
-    own.store.put(key_of(facts), facts, lambda path: onnx.save(parser.parse_model(NEWER), path))
-    with pytest.raises(Unsupported, match=r"model\.onnx: ONNX Runtime .* cannot load it"):
-        onnxruntime.load(own, "fp32", CPU, own.images[:2])
 
 
 def test_an_own_file_may_have_several_inputs(backend, tmp_path):
@@ -298,9 +265,8 @@ def test_a_data_set_smaller_than_the_batch_fills_it(tmp_path):
         Image.new("RGB", (4, 4), (40 * number, 0, 0)).save(images / f"{number}.png")
     a_job = job(tmp_path, module=user_module(tmp_path), variant=Variant("onnxruntime"), batch_size=8, streams=2)
     a_job = changed(a_job, data=f"imagefolder:{images.parent}")
-    outcome = run_here(a_job)
-    assert outcome.process.status == "ok", outcome.process.reason
-    assert outcome.check.passed, outcome.check.note
+    check = measured(a_job).check
+    assert check.passed, check.note
 
 
 def weighted(folder, weight):
@@ -311,16 +277,10 @@ def weighted(folder, weight):
 def test_the_provider_of_tensorrt_computes_in_the_types_of_the_file(tmp_path, monkeypatch):
     """With a flag for a precision its networks are weakly typed."""
     monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path))
-    multiprocessors(monkeypatch, 8)
+    with_multiprocessors(monkeypatch, 8)
     options = onnxruntime._options("tensorrt", weighted(tmp_path, 1), torch.zeros(2, 4))
     assert options.pop("trt_engine_cache_enable") == "True", "as Python spells it"
     assert list(options) == ["trt_engine_cache_path"]
-
-
-def multiprocessors(monkeypatch, number):
-    properties = SimpleNamespace(multi_processor_count=number)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
 
 
 def test_files_sizes_or_gpus_that_differ_share_no_engine_and_old_engines_go(tmp_path, monkeypatch):
@@ -329,7 +289,7 @@ def test_files_sizes_or_gpus_that_differ_share_no_engine_and_old_engines_go(tmp_
     monkeypatch.setattr(onnxruntime, "_ENGINE_FOLDERS", 2)
     folders = []
     for time, (weight, number, batch) in enumerate([(1, 4, 2), (1, 8, 2), (2, 8, 2), (2, 8, 1)]):
-        multiprocessors(monkeypatch, number)
+        with_multiprocessors(monkeypatch, number)
         folders.append(onnxruntime._engines(weighted(tmp_path, weight), torch.zeros(batch, 4)))
         (folders[-1] / "engine").touch()
         os.utime(folders[-1], (time, time))

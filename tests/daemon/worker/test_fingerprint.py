@@ -104,9 +104,3 @@ def test_onnx_runtime_is_named_by_its_build(tmp_path, usual):
     with_file = measured(tmp_path, "onnxruntime")
     assert with_file.software["onnxruntime_build"] in runtime.get_build_info()
     assert difference(usual(), with_file) is None
-
-
-def test_a_record_of_an_older_version_is_compared_by_what_it_names(usual):
-    older = msgspec.structs.replace(usual(), fingerprint="f", variables=None, software={}, system={})
-    assert difference(older, usual()) is None
-    assert difference(msgspec.structs.replace(older, kernel="5"), usual()) == "another environment (kernel: 5 and 6.1)"

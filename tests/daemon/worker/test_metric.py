@@ -61,24 +61,19 @@ def test_an_int8_file_is_not_judged_on_what_it_was_calibrated_with(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("metric", "reason"),
+    ("items", "metric", "reason"),
     [
-        ("raises", "it raised ValueError: no boxes"),
-        ("undefined", "it returned nan for 40 items"),
-        ("changing", "for the same answers"),
-        ("several", "it returns map, mar; return one of these numbers"),
+        ("keywords", "raises", "it raised ValueError: no boxes"),
+        ("keywords", "undefined", "it returned nan for 40 items"),
+        ("keywords", "changing", "for the same answers"),
+        ("keywords", "several", "it returns map, mar; return one of these numbers"),
+        ("untargeted", "share_right", "has no targets: add an array 'targets'"),
     ],
 )
-def test_a_metric_that_gives_no_number_ends_the_run_before_it_is_timed(tmp_path, metric, reason):
-    outcome = judged(tmp_path, "Spotter", "keywords", metric)
+def test_a_metric_that_gives_no_number_ends_the_run_before_it_is_timed(tmp_path, items, metric, reason):
+    outcome = judged(tmp_path, "Spotter", items, metric)
     assert reason in outcome.process.reason
-    assert outcome.flags == ["usage_error"]
-    assert outcome.process.timing is None
-
-
-def test_items_without_targets_are_refused(tmp_path):
-    outcome = judged(tmp_path, "Spotter", "untargeted", "share_right")
-    assert "has no targets: add an array 'targets'" in outcome.process.reason
+    assert (outcome.flags, outcome.process.timing) == (["usage_error"], None)
 
 
 @pytest.mark.parametrize(("name", "reason"), [("number", "int is not a function"), ("absent", "has no 'absent'")])

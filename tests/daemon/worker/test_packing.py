@@ -1,6 +1,5 @@
 """What cannot be deployed as files is refused before it is measured."""
 
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import msgspec
@@ -9,7 +8,7 @@ import pytest
 import torch
 from manifests_made import manifest
 from PIL import Image
-from worker_jobs import NET, changed, job, run, run_here, user_module
+from worker_jobs import NET, changed, job, measured, run, run_here, user_module
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.measuring.protocol import Pack, Race
@@ -21,9 +20,9 @@ from benchd.exporters import sessions
 
 
 def refused(folder, module):
-    """Return why this module is not shipped; it was not measured."""
+    """Return why this module is not shipped; it was neither checked nor measured."""
     outcome = run_here(msgspec.structs.replace(job(folder, module=module), recipe=Race()))
-    assert (outcome.process.status, outcome.process.timing) == ("unsupported", None)
+    assert (outcome.process.status, outcome.check, outcome.process.timing) == ("unsupported", None, None)
     return outcome.process.reason
 
 
@@ -33,22 +32,32 @@ def test_a_file_that_load_could_not_import_is_refused(tmp_path):
     assert reason == "LOAD.md imports its code, and 'my net' cannot be a module's name: rename the file"
 
 
-@pytest.mark.parametrize("name", ["json", "torch", "numpy.net"])
-def test_so_is_one_that_would_be_another_module(name):  # no such file: the next tests' processes might import it
-    with pytest.raises(Unsupported, match=r"is also a package that it needs: rename the file$"):
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("models.class", r"'models\.class' cannot be a module's name"),
+        ("json", "is also a package that it needs"),
+        ("numpy.net", "is also a package that it needs"),
+    ],
+)
+def test_a_name_that_is_none_or_another_module_s_is_refused(name, words):
+    """By name alone: the next tests' processes might import such a file."""
+    packing._refuse_name("models.zoo.net2")
+    with pytest.raises(Unsupported, match=f"{words}: rename the file$"):
         packing._refuse_name(name)
 
 
-def test_names_that_python_imports_are_taken():
-    packing._refuse_name("net")
-    packing._refuse_name("models.zoo.net2")
-    with pytest.raises(Unsupported, match=r"'models\.class' cannot be"):
-        packing._refuse_name("models.class")
-
-
-def test_complex_answers_are_refused(tmp_path):
-    module = user_module(tmp_path, forward="return torch.fft.fft(self.fc(images.flatten(1)))")
-    assert refused(tmp_path, module) == "its answer output is complex: return real tensors to ship it"
+@pytest.mark.parametrize(
+    ("forward", "reason"),
+    [
+        ("return torch.fft.fft(self.fc(images.flatten(1)))", "its answer output is complex: return real tensors to"),
+        ('return {"found": [self.fc(images.flatten(1))]}', "its answers are nested (found[0]): return a flat dict or"),
+    ],
+)
+def test_answers_that_cannot_be_deployed_are_refused_where_they_will_ship(tmp_path, forward, reason):
+    module = user_module(tmp_path, forward=forward)
+    assert refused(tmp_path, module).startswith(reason)
+    assert measured(job(tmp_path, module=module)).process.timing
 
 
 def test_a_file_ships_where_onnx_runtime_is_missing_and_another_runtime_runs_it(tmp_path, monkeypatch):
@@ -62,27 +71,6 @@ def test_a_file_ships_where_onnx_runtime_is_missing_and_another_runtime_runs_it(
     session, packed = sessions.open_session(tmp_path / ONNX), outcome.packed
     assert [one.name for one in packed.inputs] == [one.name for one in session.get_inputs()]
     assert [one.name for one in packed.outputs] == [one.name for one in session.get_outputs()]
-
-
-@pytest.mark.parametrize(
-    ("name", "file", "place"),
-    [
-        ("net", "/own/net.py", "net.py"),
-        ("own_net.parts", "/own/parts.py", "own_net/parts.py"),
-        ("net.blocks", "/own/net/blocks/__init__.py", "net/blocks/__init__.py"),
-        ("net._fast", f"/own/net/_fast{EXTENSION_SUFFIXES[0]}", f"net/_fast{EXTENSION_SUFFIXES[0]}"),
-    ],
-)
-def test_a_file_lies_where_its_name_is_imported(name, file, place):
-    assert packing._place(name, Path(file)) == Path(place)
-
-
-def test_what_is_golden_is_what_is_compared(tmp_path):
-    outcome = run_here(msgspec.structs.replace(job(tmp_path), recipe=Pack(str(tmp_path))))
-    places = range(outcome.packed.golden.batches)
-    assert set(np.load(tmp_path / GOLDEN)) == {
-        name for place in places for name in (f"input{place}:0", f"exact{place}:output")
-    }
 
 
 def test_an_installed_package_ships_what_it_has_imported_and_names_the_others(tmp_path):
@@ -101,7 +89,8 @@ def test_an_installed_package_ships_what_it_has_imported_and_names_the_others(tm
     outcome = run(asked)
     assert outcome.packed, outcome.process.reason
     assert outcome.packed.entry == "lent.model:build"
-    assert {path.name for path in (out / CODE).rglob("*.*")} == {"__init__.py", "model.py", "blocks.py"}
+    files = {str(path.relative_to(out / CODE)) for path in (out / CODE).rglob("*.*")}
+    assert files == {"lent/__init__.py", "lent/model.py", "lent/blocks.py"}
     assert set(outcome.packed.packages) == {"numpy", "torch", "safetensors", "msgspec"}
 
 

@@ -2,8 +2,6 @@
 
 import math
 import subprocess
-import sys
-from types import SimpleNamespace
 from typing import get_args
 
 import msgspec
@@ -11,12 +9,10 @@ import numpy as np
 import pytest
 import torch
 from simulations import slow
-from worker_jobs import job, run_here
+from worker_jobs import job, measured
 
-from benchd.daemon import worker
 from benchd.daemon.records import BytesBy, ExponentialsBy
-from benchd.daemon.worker import probes, recipes
-from benchd.daemon.worker.child import StageClock
+from benchd.daemon.worker import probes
 from benchd.kernels import compiler
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -99,36 +95,8 @@ def test_without_a_compiler_the_exponentials_are_torch_s_and_named_so(monkeypatc
     assert 0 < rate < math.inf
 
 
-def test_whatever_triton_raises_there_is_another_way(monkeypatch):
-    def jit(function):
-        raise subprocess.CalledProcessError(1, "gcc")
-
-    language = SimpleNamespace(constexpr=int)
-    for name, module in {"triton": SimpleNamespace(jit=jit, language=language), "triton.language": language}.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "benchd.daemon.worker.probes_triton", raising=False)
-    monkeypatch.delattr(worker, "probes_triton", raising=False)
-    with pytest.raises(probes.Unavailable, match="no Triton kernel: Command 'gcc' returned non-zero exit status 1"):
-        probes._by_triton(CPU)
-
-
-def test_the_rates_are_probed_before_further_runs_and_a_profiler(tmp_path, monkeypatch):
-    order = []
-    for name in ("_probed", "_repeated", "_occupied"):
-        monkeypatch.setattr(recipes, name, lambda *_, name=name: order.append(name))
-    assert run_here(job(tmp_path, probes=True)).process.status == "ok"
-    assert order == ["_probed", "_repeated", "_occupied"]
-
-
-def test_what_was_probed_stays_if_what_follows_does_not_end(tmp_path, monkeypatch):
-    kept = []
-    monkeypatch.setattr(StageClock, "keep", lambda self, found: kept.append(found.process.probes is not None))
-    assert run_here(job(tmp_path, probes=True)).process.status == "ok"
-    assert kept[-2:] == [False, True]
-
-
 def test_a_real_worker_probes_after_what_it_timed(tmp_path):
-    outcome = run_here(job(tmp_path, probes=True))
+    outcome = measured(job(tmp_path, probes=True))
     found = outcome.process.probes
     assert found is not None
     assert all(value > 0 for value in msgspec.structs.asdict(found).values() if isinstance(value, float))
@@ -136,21 +104,11 @@ def test_a_real_worker_probes_after_what_it_timed(tmp_path):
     assert "probes" not in outcome.missing
 
 
-@pytest.mark.parametrize(
-    ("raised", "told"),
-    [
-        (RuntimeError("no room"), "no room"),
-        (subprocess.CalledProcessError(1, "gcc"), "Command 'gcc'"),
-    ],
-    ids=["torch", "a compiler"],
-)
-def test_probes_that_fail_cost_the_floor_and_not_the_measurement(raised, told, tmp_path, monkeypatch):
+def test_probes_that_fail_cost_the_floor_and_not_the_measurement(tmp_path, monkeypatch):
     def fails(*_, **__):
-        raise raised
+        raise subprocess.CalledProcessError(1, "gcc")
 
     monkeypatch.setattr(torch, "mm", fails)
-    outcome = run_here(job(tmp_path, probes=True))
-    assert outcome.process.status == "ok"
-    assert outcome.process.timing is not None
-    assert outcome.process.probes is None
-    assert outcome.missing["probes"].startswith(f"the probes did not run: {told}")
+    outcome = measured(job(tmp_path, probes=True))
+    assert (outcome.process.timing is None, outcome.process.probes) == (False, None)
+    assert outcome.missing["probes"].startswith("the probes did not run: Command 'gcc'")

@@ -14,7 +14,7 @@ from worker_jobs import job
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.worker import workload
-from benchd.daemon.worker.source import Calibration, Source, _batches
+from benchd.daemon.worker.source import Calibration, Source
 from benchd.exporters import code, files, sessions
 from benchd.exporters.artifacts import ArtifactStore, key_of
 
@@ -72,17 +72,18 @@ def test_the_second_use_comes_from_the_store(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "other",
-    [{"weights_sha256": "cd" * 32}, {"model": "wide"}, {"options": {"scan": "serial", "size": 4}}],
-    ids=["weights", "model", "options"],
+    ("other", "use"),
+    [
+        ({"weights_sha256": "cd" * 32}, ("fp32", 2, "cpu")),
+        ({"model": "wide"}, ("fp32", 2, "cpu")),
+        ({"options": {"scan": "serial", "size": 4}}, ("fp32", 2, "cpu")),
+        ({}, ("fp16", 2, "cpu")),
+        ({}, ("fp32", 2, "cuda")),
+        ({}, ("fp32", 2, "tensorrt")),
+    ],
 )
-def test_other_facts_are_another_file(brought, tmp_path, other):
-    assert source(tmp_path, brought, **other).onnx("fp32", 2, "cpu").path.is_relative_to(tmp_path)
-
-
-@pytest.mark.parametrize("use", [(("fp16", 2, "cpu")), (("fp32", 2, "cuda")), (("fp32", 2, "tensorrt"))])
-def test_another_precision_or_form_is_another_file(brought, tmp_path, use):
-    made = source(tmp_path, brought).onnx(*use)
+def test_other_facts_another_precision_or_form_are_another_file(brought, tmp_path, other, use):
+    made = source(tmp_path, brought, **other).onnx(*use)
     assert made.path.is_relative_to(tmp_path)
     assert made.metadata.facts["form"] == ("scan" if use[2] == "cpu" else "two_level")
 
@@ -150,28 +151,11 @@ def test_a_given_file_is_preferred_static_before_dynamic(brought, tmp_path, batc
     assert not (tmp_path / "own").exists()
 
 
-def test_a_folder_without_the_file_costs_an_export(tmp_path):
-    (tmp_path / "empty").mkdir()
-    made = source(tmp_path / "own", tmp_path / "empty").onnx("fp32", 2, "cpu")
-    assert (made.reused, made.note) == (False, "")
-    assert list((tmp_path / "empty").iterdir()) == []
-
-
 def flip(folder, batch):
     path = folder / key_of(facts_of(batch)) / "model.onnx"
     damaged = bytearray(path.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     path.write_bytes(damaged)
-
-
-def test_a_tampered_file_of_the_store_is_made_again_and_told(brought, tmp_path):
-    shutil.copytree(brought, tmp_path / "own")
-    flip(tmp_path / "own", 2)
-    own = source(tmp_path / "own")
-    made = own.onnx("fp32", 2, "cpu")
-    assert not made.reused
-    assert "SHA-256" in own.used[0].note
-    assert made.path.read_bytes() == (brought / made.key / "model.onnx").read_bytes()
 
 
 def test_a_tampered_given_file_is_passed_over_told_and_left_alone(brought, tmp_path):
@@ -186,12 +170,6 @@ def test_a_tampered_given_file_is_passed_over_told_and_left_alone(brought, tmp_p
     assert ["SHA-256" in used.note for used in own.used] == [True, True]
 
 
-@pytest.mark.parametrize("precision", ["bf16", "amp"])
-def test_files_have_three_precisions(tmp_path, precision):
-    with pytest.raises(Unsupported, match=f"files are made in fp32, fp16 and int8, not in {precision}"):
-        source(tmp_path).onnx(precision, 1, "cpu")
-
-
 @pytest.mark.parametrize(
     ("options", "forms"),
     [
@@ -202,14 +180,6 @@ def test_files_have_three_precisions(tmp_path, precision):
 )
 def test_the_form_is_the_target_s_best_unless_two_levels_were_asked_for(options, forms):
     assert tuple(files.form(options, target) for target in ("cpu", "cuda", "tensorrt")) == forms
-
-
-@pytest.mark.parametrize("size", [3, 16, 20, 64])
-def test_every_image_calibrates_and_the_last_batch_is_whole(size):
-    images = torch.arange(80.0).view(20, 4)
-    batches = [part for (part,) in _batches(Calibration(images, "images", [], is_asked=True), size)]
-    assert [len(part) for part in batches] == [size] * -(-20 // size)
-    assert torch.equal(torch.cat(batches), images.repeat(4, 1)[: len(batches) * size])
 
 
 def test_int8_without_onnx_runtime_is_unsupported_before_anything_is_computed(tmp_path, monkeypatch):

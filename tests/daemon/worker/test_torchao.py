@@ -89,19 +89,3 @@ def test_a_torchao_of_another_torch_says_so_in_one_sentence(tmp_path, monkeypatc
     assert found.process.status == "unsupported"
     assert "the installed torchao does not work with torch 2." in found.process.reason
     assert adding("int8") in found.process.reason
-
-
-@pytest.mark.parametrize(
-    ("machine", "reason"),
-    [
-        (Machine("cpu", has_cxx=True), f"the package torchao is not installed: {adding('int8')}"),
-        (
-            Machine("cuda", has_cxx=True, packages=TORCHAO),
-            "needs an x86 CPU: use onnxruntime-int8, or tensorrt-int8",
-        ),
-        (Machine("cpu", has_cxx=False, packages=TORCHAO), "install g++ or set CXX"),
-    ],
-)
-def test_where_it_cannot_run_the_plan_says_so(machine, reason, monkeypatch):
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    assert reason in why_not(Case(model="", variant=INT8), machine)

@@ -1,15 +1,12 @@
 """A NIR file given as a model: measured, checked, counted, exported and packed as a user's module is."""
 
-import subprocess
 import sys
-from functools import partial
 
 import msgspec
 import numpy as np
 import pytest
-from manifests_made import manifest
-from records_made import ENVIRONMENT
-from worker_jobs import job, run_here
+from manifests_made import load_text_of, run_alone
+from worker_jobs import changed, job, measured, run_here
 
 pytest.importorskip("h5py", reason="reads NIR files")
 
@@ -18,7 +15,6 @@ from nir_made import chain, neuron, write
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.measuring.protocol import Pack
 from benchd.daemon.records import UserNir, Variant
-from benchd.daemon.shipping import load_text
 from benchd.daemon.shipping.manifest import CODE
 from benchd.models import nir
 
@@ -39,8 +35,7 @@ def test_its_variants_run_checked_by_their_spikes(a_job, name):
     if variant.backend == "onnxruntime":
         pytest.importorskip("onnxscript", reason="exports")
         pytest.importorskip("onnxruntime")
-    outcome = run_here(msgspec.structs.replace(a_job, case=msgspec.structs.replace(a_job.case, variant=variant)))
-    assert outcome.process.status == "ok", outcome.process.reason
+    outcome = measured(changed(a_job, variant=variant))
     assert outcome.check.passed, outcome.check.note
     assert "net.nir" in outcome.model.read  # beside what other tests have imported here
     assert outcome.model.options == {
@@ -67,18 +62,11 @@ def test_load_md_builds_the_same_net_with_the_same_options(a_job, tmp_path):
     outcome = run_here(msgspec.structs.replace(a_job, recipe=Pack(str(out))))
     assert outcome.packed, outcome.process.reason
     assert {"benchd", "h5py"} <= outcome.packed.packages.keys()
-    text = load_text.code(
-        manifest(
-            case=a_job.case,
-            environment=msgspec.structs.replace(ENVIRONMENT, device="cpu"),
-            **{name: getattr(outcome.packed, name) for name in ("inputs", "outputs", "golden", "entry")},
-        )
-    )
-    run = partial(subprocess.run, [sys.executable, "-I", "-B", "-c", text], cwd=out, capture_output=True, text=True)
-    assert run(check=True).stdout == "the answers are the golden ones\n"
+    text = load_text_of(a_job.case, outcome.packed)
+    assert run_alone(text, out).stdout == "the answers are the golden ones\n"
     code = out / CODE / "net.py"
     code.write_text(code.read_text().replace("'subtract'", "'zero'"))
-    assert "inputs are off" in run(check=False).stderr
+    assert "inputs are off" in run_alone(text, out).stderr
 
 
 def test_without_h5py_a_sentence_says_what_to_install(a_job, monkeypatch):
