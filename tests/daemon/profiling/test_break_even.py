@@ -68,6 +68,11 @@ def test_no_line_is_drawn_across_a_switch_of_kernels():
     assert one_kind.time.rate != pytest.approx(made.time.rate, abs=1e-4)
 
 
+def test_between_two_kernels_a_rate_has_the_ratio_of_the_nearer_point():
+    curve = [(0.0, -1.0, "c"), (0.2, 0.0, "c"), (0.4, 1.0, "vnni")]
+    assert [break_even._at(rate, curve) for rate in (0.1, 0.25, 0.35, 0.4)] == pytest.approx([-0.5, 0.0, 1.0, 1.0])
+
+
 def test_draws_that_cross_nowhere_are_counted():
     sweeps = [sweep(linear, seed=1), sweep(linear, seed=2), *(sweep(lambda rate: 1.5 + rate, seed=s) for s in (3, 4))]
     made = break_even.conclude(sweeps)

@@ -14,7 +14,7 @@ from worker_jobs import job
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.worker import workload
-from benchd.daemon.worker.source import Calibration, Source
+from benchd.daemon.worker.source import Calibration, Source, _batches
 from benchd.exporters import code, files, sessions
 from benchd.exporters.artifacts import ArtifactStore, key_of
 
@@ -180,6 +180,14 @@ def test_a_tampered_given_file_is_passed_over_told_and_left_alone(brought, tmp_p
 )
 def test_the_form_is_the_target_s_best_unless_two_levels_were_asked_for(options, forms):
     assert tuple(files.form(options, target) for target in ("cpu", "cuda", "tensorrt")) == forms
+
+
+@pytest.mark.parametrize("size", [3, 16, 20, 64])
+def test_every_image_calibrates_and_the_last_batch_is_whole(size):
+    images = torch.arange(80.0).view(20, 4)
+    batches = [part for (part,) in _batches(Calibration(images, "images", [], is_asked=True), size)]
+    assert [len(part) for part in batches] == [size] * -(-20 // size)
+    assert torch.equal(torch.cat(batches), images.repeat(4, 1)[: len(batches) * size])
 
 
 def test_int8_without_onnx_runtime_is_unsupported_before_anything_is_computed(tmp_path, monkeypatch):
