@@ -391,3 +391,18 @@ def test_the_classes_say_nothing_where_nearly_all_are_one():
 def test_what_has_no_classes_has_no_argmax():
     pictures = np.random.default_rng(0).normal(size=(8, 4, 4))
     assert verdict(pictures, exact=of(pictures)).argmax_disagreements is None
+
+
+@pytest.mark.parametrize(
+    ("number_format", "jumps", "spread", "limit"),
+    [
+        ("fp32", True, 1.0, 0.05),
+        ("bf16", False, 1.0, 0.05),
+        ("bf16", True, np.inf, 0.05),
+        ("bf16", True, 1.0, 0.25),
+        ("bf16", True, 0.3, 0.15),
+    ],
+)
+def test_a_row_has_the_limit_of_the_mean_only_where_a_mean_is_judged(number_format, jumps, spread, limit):
+    bound = agreement.Bound(1.0, spread, 0.1, 0.1, 0.05, 0.5, jumps, whole=False)
+    assert agreement.row_limit(bound, Rule(number_format, True, True)) == pytest.approx(limit)
