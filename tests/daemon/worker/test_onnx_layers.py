@@ -69,9 +69,16 @@ def loaded_from(path, backend="onnxruntime", threads=1):
     return loaded, built.images[:1]
 
 
-@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
-@pytest.mark.parametrize("faults", [{}, {1: "no fusion", 2: "twice", 3: "float64"}], ids=["plain", "faults"])
-def test_every_node_of_the_file_is_covered_once_and_every_node_that_runs_covers_some(faults, backend, tmp_path):
+@pytest.mark.parametrize(
+    ("backend", "faults"),
+    [
+        ("onnxruntime", {}),
+        ("onnxruntime", {1: "no fusion", 2: "twice", 3: "float64"}),
+        ("openvino", {}),
+        ("openvino", {1: "no fusion"}),  # sums and casts it takes away
+    ],
+)
+def test_every_node_of_the_file_is_covered_once_and_every_node_that_runs_covers_some(backend, faults, tmp_path):
     path = net(tmp_path / "net.onnx", faults)
     rows = layer_times.measure(*loaded_from(path, backend))
     covered = [name for row in rows if not row.kind.startswith("Reorder") for name in row.covers]
