@@ -397,7 +397,7 @@ def _refuse(suite: Suite, models: Sequence[str], own: UserModel | None) -> None:
 
 
 def _neighbour(suite: Suite, config: LimitsConfig, machine: Machine) -> Planned:
-    """Return the one case that runs next to those of a suite; raise UsageError for any other number of cases."""
+    """Return the neighbour of a suite's cases; raise UsageError unless it is a single case."""
     text, _ = loads.neighbour(suite.beside)
     planned = plan([suite_of(text, suite.preset)], config, machine)
     case = planned[0].case

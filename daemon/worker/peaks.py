@@ -13,7 +13,7 @@ from benchd.daemon.worker.backends import Loaded
 
 
 def forget(device: torch.device) -> bool:
-    """Free the memory of building and checking and reset the peaks; return whether the kernel can reset its own."""
+    """Free the memory of building and checking and reset the peaks; return whether the kernel resets the process's."""
     ctypes.CDLL(None).malloc_trim(0)
     if device.type == "cuda":
         with suppress(RuntimeError):  # torch up to 2.12 believes that a failed capture is still in progress

@@ -224,9 +224,9 @@ def _notes(work: Work, components: Iterable[LayerRow], layers: Iterable[LayerRow
 
 def _model_notes(module: nn.Module, has_energy_model: bool) -> Iterator[str]:
     if isinstance(module, Vim):
-        yield "The layers' FLOPs are computed. A scan includes the projection of delta, both directions and the gate."
+        yield "The layers' FLOPs come from formulas. A scan includes delta's projection, both directions and the gate."
         return
-    yield "FLOPs count the observed products, including taps on padding; the neurons' are computed."
+    yield "FLOPs count the observed products, including taps on padding; those of neurons come from formulas."
     if isinstance(module, SpikingNetwork):
         yield "Time_Encoding is inside the forward pass, after conv1, which sees one image for all time steps."
     if isinstance(module, OnePass | SpikingNetwork):
