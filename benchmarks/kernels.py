@@ -10,6 +10,8 @@ import functools
 import importlib.util
 import math
 import operator
+import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +25,9 @@ from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import Probes
 from benchd.daemon.worker import probes
 from benchd.daemon.worker.backends.cudagraph import Slot, capture
+from benchd.daemon.worker.steps import wait_for
 from benchd.kernels.dispatch import Unavailable
+from benchd.kernels.selective_scan.ops import bidirectional_op
 from benchmarks import rows
 from benchmarks.ops import FLIPS, OPS, TOLERANCES, Problem
 from benchmarks.paired import VISIT_S, Dropped, Paired, visit
@@ -32,6 +36,7 @@ from benchmarks.rows import Entrant
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 MOST_CALLS = 10  # in one graph: a launch of it costs a few microseconds, which all its calls share
+HOST_ROUNDS, HOST_CALLS = 15, 50
 NOT_COMPUTED = 77.0  # no right answer is this number everywhere; it fits every dtype
 Call = Callable[[], Any]
 
@@ -43,7 +48,7 @@ class Row(rows.Timed, frozen=True, kw_only=True):
 
     `x_of_floor` is its time over the longest of three: the tensors at the device's copy rate, the operations at its
     float32 matrix rate, the exponentials at its exponential rate; `bound_by` names that one.
-    `captured` says that the calls were replayed from CUDA graphs.
+    `captured` says that the calls were replayed from CUDA graphs, `host` that the time is the host's part of a call.
     """
 
     op: str
@@ -52,6 +57,7 @@ class Row(rows.Timed, frozen=True, kw_only=True):
     x_of_floor: float | None = None
     bound_by: str
     captured: bool = False
+    host: bool = False
 
 
 @app.command()
@@ -74,6 +80,13 @@ def main(
             "--graph/--no-graph", help="Race each call as a CUDA graph: the GPU's time without the host's. CUDA only."
         ),
     ] = False,
+    host: Annotated[bool, typer.Option("--host", help="Time what a call costs the host instead of racing.")] = False,
+    cut: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Race the scan's launches in this cut too; with --graph.", metavar="CHANNELS,TOKENS,WARPS,AHEAD"
+        ),
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Append one JSON line a contender there.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="Print the ops with their shapes and stop.")] = False,
 ) -> None:
@@ -85,7 +98,10 @@ def main(
     where = rows.open_device(device, threads)
     if graph and where.type != "cuda":
         raise typer.BadParameter("--graph needs a CUDA device, and this race is on the CPU")
+    if cut and not (graph and op == ["bidirectional_scan"]):
+        raise typer.BadParameter("--cut needs --graph and --op bidirectional_scan, whose launches it cuts")
     own = _own(implementation) if implementation else None
+    cuts = [tuple(map(int, each.split(","))) for each in cut or []]
     rates = probes.probe(where, "fp32")
     wrong: list[str] = []
     for name, sizes in chosen:
@@ -94,12 +110,12 @@ def main(
         # outside inference mode, as a capture is: peers change their state, and torch.compile would compile again
         with torch.no_grad() if graph else torch.inference_mode():
             bound_by, floor_ms = _floor(problem, rates)
-            facts = _facts(name, sizes, dtype, where) | {"bound_by": bound_by, "captured": graph}
+            facts = _facts(name, sizes, dtype, where) | {"bound_by": bound_by, "captured": graph, "host": host}
             entrants = []
-            for entrant in _entrants(problem, own, compiled, graph, DTYPES[dtype]):
+            for entrant in _entrants(problem, own, compiled, graph, DTYPES[dtype], cuts):
                 entrants.append(entrant)
                 rows.write([_row(entrant, facts, None, floor_ms)], output)
-            results = rows.run(entrants, where, seconds)
+            results = _on_host(entrants, where) if host else rows.run(entrants, where, seconds)
             raced = [_row(entrant, facts, results.get(entrant.name), floor_ms) for entrant in entrants]
         del entrant, entrants  # the next op needs the memory of their graphs
         _print(raced)
@@ -155,9 +171,45 @@ def _own(implementation: str) -> Callable[..., Any]:
     return getattr(module, function)
 
 
+def _on_host(entrants: Sequence[Entrant], device: torch.device) -> dict[str, Paired | Dropped]:
+    """Return what a call of each takes until it returns, of as many as a GPU's queue has room for."""
+    found: dict[str, Paired | Dropped] = {}
+    for name, call in ((each.name, each.call) for each in entrants if each.call):
+        spent = []
+        for _ in range(HOST_ROUNDS):
+            wait_for(device)
+            start = time.perf_counter()
+            for _ in range(HOST_CALLS):
+                call()
+            spent.append((time.perf_counter() - start) / HOST_CALLS)
+        found[name] = Paired(name, 1e3 * statistics.median(spent), None, None, HOST_ROUNDS)
+    return found
+
+
+def _in_cut(problem: Problem, cut: tuple[int, ...]) -> Call:
+    """Return the op with its launches cut so, for a graph: no plan of another cut is repeated, or left behind."""
+    from benchd.kernels.selective_scan import triton_impl  # noqa: PLC0415 - on a GPU only
+
+    call, shipped = problem.call("triton"), triton_impl._cut
+    channels, tokens, warps, ahead = cut
+    chosen = triton_impl._Cut(channels, tokens, warps, bool(ahead))
+
+    def run() -> Any:
+        triton_impl._cut = lambda *_: chosen
+        bidirectional_op._plans.clear()
+        try:
+            return call()
+        finally:
+            triton_impl._cut = shipped
+            bidirectional_op._plans.clear()
+
+    return run
+
+
 def _entrants(
-    problem: Problem, own: Callable[..., Any] | None, compiled: bool, graph: bool, dtype: torch.dtype
-) -> Iterator[Entrant]:
+    problem: Problem, own: Callable[..., Any] | None, compiled: bool, graph: bool, dtype: torch.dtype,
+    cuts: Sequence[tuple[int, ...]],
+) -> Iterator[Entrant]:  # fmt: skip
     """Yield everybody who may race, ours first, each with its answer judged."""
     prepared: dict[str, Callable[[], Call]] = {"benchd": lambda: problem.call("auto")}
     if own is not None:
@@ -166,6 +218,7 @@ def _entrants(
     if compiled:
         prepared["torch.compile"] = lambda: compiled_call(problem.call("torch"))
     prepared |= {name: functools.partial(peer, problem.arguments) for name, peer in problem.peers.items()}
+    prepared |= {f"cut {','.join(map(str, cut))}": functools.partial(_in_cut, problem, cut) for cut in cuts}
     expected = problem.expected()
     return (_judged(name, prepare, expected, problem, graph, dtype) for name, prepare in prepared.items())
 
@@ -185,18 +238,18 @@ def _judged(
             call = prepare()
             answers = [call()]
             if graph:
-                call, calls = captured(call)
+                call, calls = _captured(call)
                 answers.append(call())
     except (Missing, Unavailable, Unsupported) as error:
         return Entrant(name, None, str(error), right=False)
     except Exception as error:  # whatever a peer or a user's kernel raises
         return rows.failed(name, error)
-    verdicts = [agreement(answer, expected, problem.exact, dtype) for answer in answers]
+    verdicts = [_agreement(answer, expected, problem.exact, dtype) for answer in answers]
     right, verdict = min(verdicts, key=operator.itemgetter(0))
     return Entrant(name, call, verdict, right, calls)
 
 
-def captured(call: Call) -> tuple[Call, int]:
+def _captured(call: Call) -> tuple[Call, int]:
     """Return several calls as one CUDA graph, whose replay returns the last one's answer, and how many calls.
 
     One that takes a while is there fewer times: its launches would make the graph large.
@@ -218,7 +271,7 @@ def _tensors(answer: Any) -> tuple[Tensor, ...]:
     return answer if isinstance(answer, tuple) else (answer,)
 
 
-def agreement(answer: Any, expected: Any, exact: bool, dtype: torch.dtype) -> tuple[bool, str]:
+def _agreement(answer: Any, expected: Any, exact: bool, dtype: torch.dtype) -> tuple[bool, str]:
     """Return whether the answer is right and by how much it differs, over every tensor of it."""
     answers, wanted = _tensors(answer), _tensors(expected)
     if [tensor.shape for tensor in answers] != [tensor.shape for tensor in wanted]:

@@ -15,7 +15,7 @@ from typing import Any
 HERE = Path(__file__).parent
 # what a row is of; the rest of its columns are what was found
 _SUBJECT = (
-    "device", "op", "cut", "model", "options", "shape", "dtype", "batch_size", "direction", "captured", "contender",
+    "device", "op", "host", "model", "options", "shape", "dtype", "batch_size", "direction", "captured", "contender",
 )  # fmt: skip
 
 

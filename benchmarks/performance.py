@@ -160,7 +160,7 @@ def _read(path: Path, kind: type[AnyRow]) -> list[AnyRow]:
     """Return the rows of a kind, which have a file of their own or, of a quarter of an hour, one with all others."""
     kept = [msgspec.json.decode(line, type=kind) for line in path.read_bytes().splitlines()] if path.exists() else []
     key = "op" if kind is kernels.Row else "model"
-    found = (each for each in lines.whole(path.with_name("rows.jsonl")) if key in each[0] and "cut" not in each[0])
+    found = (each for each in lines.whole(path.with_name("rows.jsonl")) if key in each[0] and not each[0].get("host"))
     return kept + [msgspec.json.decode(line, type=kind) for _, line in found]
 
 

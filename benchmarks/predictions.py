@@ -30,7 +30,7 @@ def _vim(batch: int, *ms: float) -> Prediction:
 
 
 def _host(op: str, us: float) -> Prediction:
-    return Prediction(f"{op}, host", {"op": op, "contender": "benchd, host"}, 1e-3 * us, 2e-3 * us)
+    return Prediction(f"{op}, host", {"op": op, "contender": "benchd", "host": True}, 1e-3 * us, 2e-3 * us)
 
 
 _ONE, _MANY = [1, 197, 384, 16], [64, 197, 384, 16]

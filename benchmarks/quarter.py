@@ -47,6 +47,7 @@ VIM = ("custom-fp16", "custom-cudagraph-fp16", "cudagraph-fp16", "compile-fp16")
 SPIKING = ("custom-fp16", "custom-cudagraph", "custom-cudagraph-fp16", "cudagraph-fp16")
 NETS = ("snn_onepass", "snn_stbif_resnet18")
 # what a user would ship on a GPU, and what each step towards it brings
+CUTS = ("2,8,1,1", "4,8,1,1", "8,8,1,1", "16,8,2,1", "64,2,2,0")
 RACED = (
     "amp", "fp16", "compile-amp", "cudagraph-fp16", "custom", "custom-fp16", "custom-cudagraph-fp16", "tensorrt-fp16",
     "onnxruntime-fp16",
@@ -114,7 +115,9 @@ def stages(device: str, output: Path, *, dry: bool = False) -> Iterator[Stage]:
     yield ours("graphs", 20, 90, "kernels", *ops, *batches, "--no-compile", *timed)
     if not dry:
         yield ours("compiled", 20, 60, "kernels", *few, *batches[:2], *timed)
-    yield ours("cuts", 10, 40, "cuts", *batches, "--seconds", seconds, *rows)
+    if on_gpu:
+        cuts = [each for cut in CUTS for each in ("--cut", cut)]
+        yield ours("cuts", 10, 40, "kernels", "--op", "bidirectional_scan", *cuts, *batches, "--no-compile", *timed)
     for name, least, most, models, variants in (
         ("vim", 30, 100, ("vim_tiny",), VIM),
         ("spiking", 20, 55, NETS, SPIKING),
@@ -124,7 +127,7 @@ def stages(device: str, output: Path, *, dry: bool = False) -> Iterator[Stage]:
         raced += [each for variant in chosen for each in ("--variant", variant)]
         size = batches if name == "vim" else batches[-2:]
         yield ours(name, least, most, "models", *raced, *size, "--seconds", "0.1" if dry else "2", *rows)
-    yield ours("host", 10, 35, "host", *(("--op", "add_rms_norm") if dry else ()), *rows)
+    yield ours("host", 10, 35, "kernels", "--host", "--no-compile", *ops, "--batch-size", "1", *fp16, *rows)
     if on_gpu:
         yield from _counters(output)
     for model, variant in RECORDED if not dry else ():

@@ -143,6 +143,20 @@ def test_what_does_not_fit_is_refused(arguments):
     assert done.exit_code == 2
 
 
+def test_what_a_call_costs_the_host_is_timed_alone(kernels):
+    done, rows = kernels("--op", "add_rms_norm", "--shape", "5,8", "--no-compile", "--host")
+    assert done.exit_code == 0, done.output
+    assert rows["benchd"]["host"]
+    assert 0 < rows["benchd"]["median_ms"] < 1e3
+    assert rows["benchd"]["t_wall"] > 1.7e9
+
+
+def test_a_cut_is_of_the_scan_in_graphs(kernels):
+    done, _ = kernels("--op", "bidirectional_scan", "--cut", "2,8,1,1")
+    assert done.exit_code == 2
+    assert "--cut needs --graph" in done.output
+
+
 def test_graphs_are_refused_on_a_cpu(kernels):
     done, rows = kernels("--op", "add_rms_norm", "--shape", "5,8", "--graph")
     assert done.exit_code == 2
