@@ -578,8 +578,12 @@ def _noise(decision: Decision) -> str:
         difference = sides[1].point / sides[0].point - 1.0
         noise = sum(side.high - side.low for side in sides) / 2.0 / sides[0].point
     who = "they" if len(decision.tied) == 2 else "the first two"
-    size = f"±{100 * noise:.2g} %" if math.isfinite(noise) else "unknown, without an interval"
-    return f"{who} differ by {100 * difference:.2g} %, the noise is {size}"
+    size = f"±{_percent(noise)}" if math.isfinite(noise) else "unknown, without an interval"
+    return f"{who} differ by {_percent(difference)}, the noise is {size}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %" if share < 1.0 else f"{100 * share:.0f} %"
 
 
 def _beside(decision: Decision) -> list[str]:
