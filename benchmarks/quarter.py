@@ -212,7 +212,12 @@ def finished(stage: Stage, output: Path, left_s: float) -> Status:
         said.write(f"== {stage.name} ==\n".encode())
         said.flush()
         child = subprocess.Popen(
-            stage.command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
+            stage.command,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+            env=os.environ | {"PYTHONPATH": str(lines.HERE.parent)},
         )
         try:
             return "ok" if child.wait(min(stage.most_s, left_s)) == 0 else "failed"
