@@ -108,7 +108,15 @@ def stages(device: str, output: Path, *, dry: bool = False) -> Iterator[Stage]:
 
     machine = ("--device", device, "--output", str(output / "machine.json"))
     yield ours("rates", 5, 25, "machine", *machine)
-    smoke = ("-q", "-x", "-p", "no:cacheprovider", "--one-each", "tests/kernels/test_plan.py", "tests/kernels/lif")
+    smoke = (
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "--one-each",
+        "tests/kernels/test_launch_plan.py",
+        "tests/kernels/lif",
+    )
     more = () if dry else ("tests/kernels/selective_scan", "tests/kernels/add_rms_norm")
     yield Stage("smoke", 15, 60, interpreter.of_module("pytest", *smoke, *more, "-k", "triton"))
     timed = (*fp16, *captured, "--seconds", seconds, *rows)

@@ -19,6 +19,11 @@ def adding(extra: str) -> str:
         return shlex.join(["pipx", "install", "--force", *what])
     if (Path(sys.prefix) / "uv-receipt.toml").exists():
         return shlex.join(["uv", "tool", "install", "--force", *what])
-    if not any(distributions(name="pip")):  # find_spec("pip") would make setuptools install the old distutils
+    if not has_pip():
         return shlex.join(["uv", "pip", "install", "--python", sys.executable, *what])
     return shlex.join([sys.executable, "-m", "pip", "install", *what])
+
+
+def has_pip() -> bool:
+    """Return whether pip is installed here; find_spec("pip") would make setuptools restore the old distutils."""
+    return any(distributions(name="pip"))

@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.machine import environment, interpreter
+from benchd.daemon.machine.installed import has_pip
 from benchd.daemon.measuring import plan
 from benchd.daemon.verdicts import results
 
@@ -142,7 +143,7 @@ def with_pins(into: Installed, pins: Sequence[str], cache: Path, options: Sequen
 def _installed_pin(into: Installed, wanted: Package, cache: Path, options: Sequence[str]) -> Package:
     target = cache / f"{wanted.key}-{wanted.version}-{into.version.rpartition('.')[0]}"
     if not target.is_dir():
-        if importlib.util.find_spec("pip") is None:
+        if not has_pip():
             raise UsageError(f"pip, which installs {wanted.name}=={wanted.version}, is missing: python -m ensurepip")
         unfinished = target.with_name(f"{target.name}.{os.getpid()}")
         # pip's own configuration could set another index or pins

@@ -118,6 +118,19 @@ def test_the_lines_of_a_lock_file_are_read_with_their_comments_hashes_and_marker
     assert environments.pins(path) == ["numpy==2.0.1", "uvicorn==0.3"]
 
 
+def test_asking_for_pip_leaves_the_distutils_of_setuptools_alone(tmp_path):
+    code = (
+        "from benchd.daemon.errors import UsageError; from benchd.daemon.why import environments; import sys\n"
+        "here = environments.installed(sys.executable)\n"
+        f"try: environments.with_pins(here, ['no-such-package==1.0'], __import__('pathlib').Path({str(tmp_path)!r}), "
+        "['--no-index'])\n"
+        "except UsageError: import setuptools\n"
+        "else: raise SystemExit('it was installed')\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_file_of_results_stands_for_the_packages_and_variables_of_its_newest_record(tmp_path):
     path = tmp_path / "records.jsonl"
     described = msgspec.structs.replace(
