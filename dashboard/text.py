@@ -91,7 +91,7 @@ def age(seconds: float | None) -> str:
     if seconds is None:
         return "never"
     if seconds < 10:
-        return "now"
+        return "just now"
     if seconds < 120:
         return f"{seconds // 10 * 10:.0f} s ago"
     for limit, unit_s, unit in ((7200, 60, "min"), (172_800, 3600, "h")):
