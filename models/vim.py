@@ -257,7 +257,7 @@ class Vim(nn.Module):
             hidden, residual = _layers_op["native"](tokens, given, self._number)
             return self._logits(hidden, residual, self.blocks()[-1].mixer.weights())
         weights = self._weights()
-        if (kept := self._kept) is not None and kept.weights is weights and self._is_fused(tokens, kept):
+        if (kept := self._kept) is not None and self._is_fused(tokens, kept) and kept.weights is weights:
             return self.head(self._fused(tokens, kept)[:, 0])
         if (kept := self._callable(tokens, weights)) is None:
             return self._logits(*self._through(tokens, weights), weights[-1])
