@@ -81,7 +81,7 @@ class Op(Generic[Given, Made]):
         if not self._learns:
             require_inference(name, which, *given)
         if which in self._float32:
-            refuse_float64(name, which, *given[: self._summed])
+            refuse_float64(name, which, *tuple(given)[: self._summed])  # torch 2.8 traces no slice of a NamedTuple
         return self._planned(which, key, given) if key and plan.is_plain(key) else self._ops[which](*given)
 
     def _planned(self, which: str, key: tuple[Any, ...], given: Given) -> Made:

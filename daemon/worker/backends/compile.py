@@ -16,7 +16,7 @@ from benchd.daemon.worker.backends import LayerRun, Loaded, eager
 from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch, Tensors, cast, values
 
-_GRAPH = "## Call CompiledFxGraph"
+_GRAPHS = ("## Call CompiledFxGraph", "Torch-Compiled Region")  # the second in torch 2.8
 _KERNEL = re.compile(r"^graph_\d+_cpp_(.*)_\d+$|^aten::")
 
 
@@ -56,7 +56,8 @@ def _profiled(run: Callable[..., Any], *inputs: Tensor) -> list[LayerRun]:
         run(*inputs)
     rows, counts = [], Counter[str]()
     for event in profiler.events() or ():
-        if event.cpu_parent and event.cpu_parent.name.startswith(_GRAPH):
+        is_kernel = "::" in event.name or _KERNEL.match(event.name)
+        if is_kernel and event.cpu_parent and event.cpu_parent.name.startswith(_GRAPHS):
             kind = _KERNEL.sub(r"\1", event.name)
             counts[kind] += 1
             rows.append(LayerRun(f"{kind} {counts[kind]}", event.cpu_time_total / 1e3, kind))
