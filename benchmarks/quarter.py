@@ -30,13 +30,14 @@ from typing import Annotated, Literal, NoReturn
 import typer
 
 from benchd.daemon.machine import interpreter
+from benchd.daemon.machine.folders import write_through
 from benchmarks import lines, predictions
 from benchmarks.commands import command
 
 Status = Literal["ok", "failed", "cut", "no time left"]
 LARGEST_BYTES = 4 * 2**20  # of a file in the tar: a machine that is far away gives back little
 HAS_CUDA = "import sys, torch; sys.exit(not torch.cuda.is_available())"
-UNPACKED = ("raw.jsonl", "results.tar")
+UNPACKED = ("raw.jsonl", "results.tar", "results.tar.part")  # the last is what a kill leaves of it
 GRACE_S = 2.0  # between the request to end and the kill
 GRAPH_OPS = (
     "selective_scan", "bidirectional_scan", "conv_scan_gate", "delta_projection", "causal_conv1d_pair", "add_rms_norm",
@@ -263,14 +264,14 @@ def keep(output: Path, came_to: dict[str, Status]) -> None:
         _write(output / "rows.jsonl", [line for _, line in rows.values()])
         kept = (each for path in sorted(output.glob("*/records.jsonl")) for each in lines.whole(path))
         _write(output / "records.jsonl", list({record["run_id"]: line for record, line in kept}.values()))
-        _replace(output / "predictions.md", predictions.page([row for row, _ in rows.values()]).encode())
-        _replace(output / "stages.json", json.dumps(came_to, indent=1).encode())
+        write_through(output / "predictions.md", predictions.page([row for row, _ in rows.values()]).encode())
+        write_through(output / "stages.json", json.dumps(came_to, indent=1).encode())
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as tar:
             for path in sorted(output.glob("[!.]*.*")):
                 if path.name not in UNPACKED and path.stat().st_size <= LARGEST_BYTES:
                     tar.add(path, path.name)
-        _replace(output / "results.tar", packed.getvalue())
+        write_through(output / "results.tar", packed.getvalue())
 
 
 @contextmanager
@@ -285,16 +286,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _write(path: Path, rows: Sequence[bytes]) -> None:
-    _replace(path, _without_paths(b"".join(row + b"\n" for row in rows)))
-
-
-def _replace(path: Path, content: bytes) -> None:
-    new = path.with_name(f".{path.name}.new")
-    with new.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    write_through(path, _without_paths(b"".join(row + b"\n" for row in rows)))
 
 
 def _without_paths(text: bytes) -> bytes:
