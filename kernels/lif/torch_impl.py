@@ -19,7 +19,8 @@ _SLOPE = 4.0
 
 @lif_op.computes("torch")
 def _lif(given: Lif) -> Tensor:
-    return _spikes(all_steps(given.current, given.repeats), *given[2:])
+    current = all_steps(given.current, given.repeats)
+    return _spikes(current, given.decay, given.gain, given.threshold, given.subtract)
 
 
 def _spikes(current: Tensor, decay: float, gain: float, threshold: float, subtract: bool) -> Tensor:
@@ -34,7 +35,8 @@ def _spikes(current: Tensor, decay: float, gain: float, threshold: float, subtra
 @lif_pool_op.computes("torch")
 def _lif_pool(given: LifPool) -> Tensor:
     current = all_steps(given.current, given.repeats)
-    spikes = _spikes(with_bias(current, given.bias), *given[3:7])
+    charged = with_bias(current, given.bias)
+    spikes = _spikes(charged, given.decay, given.gain, given.threshold, given.subtract)
     pooled: Tensor = functional.avg_pool2d(spikes.flatten(0, 1), 2).unflatten(0, current.shape[:2])
     return (4 * pooled).to(torch.uint8) if given.counts else pooled.to(current.dtype)
 
