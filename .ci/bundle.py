@@ -32,7 +32,7 @@ COPIED = (
 
 TARGETS = {known.constraints.replace("constraints-jetson", "jetpack").removesuffix(".txt"): known for known in RELEASES}
 MACHINE = "aarch64"
-GLIBC_MINOR = {"22.04": 35, "24.04": 39}  # by Ubuntu
+GLIBC_MINOR = {"22.04": 35, "24.04": 39}  # by Ubuntu release
 OF_BOARD = re.compile(r"^(torch|torchvision|triton)==([\w.]+)", re.MULTILINE)
 TORCH_REQUIRES = (
     *("filelock", "fsspec", "jinja2", "networkx", "numpy"),
@@ -88,7 +88,7 @@ def _download_board(wheels: Path, target: Release) -> list[str]:
 
 
 def _of_board(target: Release) -> list[tuple[str, str]]:
-    """Return the packages for a board that are in no public index, with their pinned versions."""
+    """Return the packages for a board that are not in any public index, with their pinned versions."""
     return OF_BOARD.findall((ROOT / target.constraints).read_text())
 
 

@@ -1,7 +1,7 @@
-"""Prints constraints that keep a Jetson's torch, or says why torch cannot use the board's GPU and how to fix it.
+"""Prints constraints that keep a Jetson's torch, or explains why torch cannot use the board's GPU and how to fix it.
 
-Usage: python .ci/jetson_board.py constraints-jetson62.txt [PACKAGE ...]. The constraints go to stdout: the file's, with
-the versions installed on the board instead of its own for torch and packages built against it. The libraries of each
+Usage: python .ci/jetson_board.py constraints-jetson62.txt [PACKAGE ...]. The constraints go to stdout: those of the
+file, except that torch and packages built against it get the versions installed on the board. The libraries of each
 PACKAGE are linked next to torch's. Exit status 1 if torch is unusable.
 """
 
@@ -19,7 +19,7 @@ from pip._vendor.packaging.version import Version
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from exporters import tegra
 
-OLDEST_TORCH = "2.8"  # as in pyproject.toml; pip rejects an older one without saying what to do
+OLDEST_TORCH = "2.8"  # as in pyproject.toml; pip rejects an older version without suggesting a fix
 BOARD_PACKAGES = ("torch", "torchvision", "triton", "onnxruntime-gpu")
 RETRY = os.environ.get("RETRY", "make once SETTING").replace("SETTING", "JETSON_INDEX=URL")
 OTHER_LIBRARY = f"install the library it names, or take the wheel for this JetPack: {RETRY}"
@@ -77,7 +77,7 @@ def check_board() -> None:
 
 
 def board_constraints(pinned: str) -> str:
-    """Return the text of a constraints file with the installed versions of BOARD_PACKAGES instead of its own."""
+    """Return the text of a constraints file, with the installed versions of BOARD_PACKAGES in place of its own."""
     found = {name: _version(name) for name in BOARD_PACKAGES}
     lines = [line for line in pinned.splitlines() if not found.get(line.partition("==")[0])]
     lines += [f"{name}=={number}" for name, number in found.items() if number]

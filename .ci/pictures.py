@@ -1,7 +1,8 @@
 """Creates the pictures of README.md and docs: python .ci/pictures.py RECORDS FOLDER.
 
-Table and report show the newest measured record of some cases. The dashboard's pictures show `benchd demo`, which
-measures this machine together with seven simulated boards. Whatever a caption quotes must be in its picture.
+The table and the report show the newest record of some cases. The dashboard's pictures show `benchd demo`, which
+measures this machine together with seven simulated boards. Every phrase that a caption quotes must appear in its
+picture.
 """
 
 import os
@@ -34,7 +35,7 @@ VARIANTS = {
 }
 WEB_FONT = re.compile(r"@font-face \{.*?\}", re.DOTALL)
 HOST = "127.0.0.1"
-STORY_MS = 120_000  # after which everything that a caption quotes must be visible
+STORY_MS = 120_000  # everything that a caption quotes must be visible by then
 PAGES = {
     "dashboard": "/",
     "fleet": "/fleet",
@@ -60,7 +61,8 @@ def table(found: list[Record], picture: Path) -> None:
     console.print(text.getvalue().rstrip(), markup=False)
     shown = console.export_text(clear=False)
     require({words: words in shown for words in quoted(picture)}, picture)
-    drawn = WEB_FONT.sub("", console.export_svg(title="bench-once"))  # a picture must not load from other hosts
+    # a picture must not load anything from other hosts
+    drawn = WEB_FONT.sub("", console.export_svg(title="bench-once"))
     picture.write_text(drawn, encoding="utf-8")
 
 
@@ -86,7 +88,7 @@ def answers(port: int) -> bool:
 
 
 def quoted(picture: Path) -> set[str]:
-    """Return what the captions of a picture quote."""
+    """Return the phrases that a picture's captions quote."""
     files = subprocess.run(["git", "ls-files", "*.md"], check=True, capture_output=True, text=True).stdout.split()
     captions = re.findall(
         rf"!\[([^]]*)\]\([^)]*{re.escape(picture.name)}\)", "".join(Path(one).read_text() for one in files)

@@ -1,7 +1,7 @@
-"""Races our kernels against torch, torch.compile and peers that are installed: `make bench-kernels`.
+"""Races our kernels against torch, torch.compile and any installed peers: `make bench-kernels`.
 
-Every contender first computes the op's answer, which is compared with the equation's, then all are timed in turns in
-one process. Ratios are times over ours: 8 means that ours is eight times faster.
+Every contender first computes the op's answer, which is compared with the equation's; then all are timed alternately in
+one process. Ratios are a contender's time divided by ours: 8 means that ours is eight times as fast.
 """
 
 from __future__ import annotations
@@ -35,20 +35,22 @@ from benchmarks.peers import Missing
 from benchmarks.rows import Entrant
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-MOST_CALLS = 10  # in one graph: a launch of it costs a few microseconds, which all its calls share
+MOST_CALLS = 10  # calls per graph: launching a graph costs a few microseconds, which its calls share
 HOST_ROUNDS, HOST_CALLS = 15, 50
-NOT_COMPUTED = 77.0  # no right answer is this number everywhere; it fits every dtype
+# marks memory that no kernel has written: never the whole of a correct answer, and exact in every dtype
+NOT_COMPUTED = 77.0
 Call = Callable[[], Any]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 class Row(rows.Timed, frozen=True, kw_only=True):
-    """One contender at one shape.
+    """One contender's result for one shape.
 
-    `x_of_floor` is its time over the longest of three: the tensors at the device's copy rate, the operations at its
-    float32 matrix rate, the exponentials at its exponential rate; `bound_by` names that one.
-    `captured` says that the calls were replayed from CUDA graphs, `host` that the time is the host's part of a call.
+    `x_of_floor` is its time divided by the longest of three: that of the tensors at the device's copy rate, of the
+    operations at its float32 matrix rate, and of the exponentials at its exponential rate; `bound_by` names the
+    longest. `captured` is set if the calls were replayed from CUDA graphs, `host` if the time is the host's part of a
+    call.
     """
 
     op: str
@@ -90,7 +92,7 @@ def main(
     output: Annotated[Path | None, typer.Option(help="Append one JSON line a contender there.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="Print the ops with their shapes and stop.")] = False,
 ) -> None:
-    """Race our kernels against torch and the peers that are installed."""
+    """Race our kernels against torch and any installed peers."""
     if list_:
         _print_ops()
         return
@@ -107,7 +109,7 @@ def main(
     for name, sizes in chosen:
         torch.manual_seed(0)
         problem = OPS[name].make(sizes, DTYPES[dtype], where)
-        # outside inference mode, as a capture is: peers change their state, and torch.compile would compile again
+        # a graph is captured outside inference mode: peers change their state, and torch.compile would compile again
         with torch.no_grad() if graph else torch.inference_mode():
             bound_by, floor_ms = _floor(problem, rates)
             facts = _facts(name, sizes, dtype, where) | {"bound_by": bound_by, "captured": graph, "host": host}
@@ -117,7 +119,7 @@ def main(
                 rows.write([_row(entrant, facts, None, floor_ms)], output)
             results = _on_host(entrants, where) if host else rows.run(entrants, where, seconds)
             raced = [_row(entrant, facts, results.get(entrant.name), floor_ms) for entrant in entrants]
-        del entrant, entrants  # the next op needs the memory of their graphs
+        del entrant, entrants  # their graphs' memory is needed by the next op
         _print(raced)
         rows.write(raced, output)
         wrong += [f"{row.contender} of {name}" for row in raced if _wrong(row)]
@@ -125,7 +127,7 @@ def main(
 
 
 def _wrong(row: Row) -> bool:
-    """Say whether our kernel answered wrongly, or the user's, which must also run."""
+    """Return whether our kernel ran with a wrong answer, or the user's did not give the right one."""
     return not row.right and (row.contender == "yours" or (row.contender == "benchd" and row.median_ms is not None))
 
 
@@ -136,7 +138,7 @@ def _chosen(
     dtype: str,
     implementation: str | None,
 ) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the ops with their shapes; raise BadParameter where the options do not fit."""
+    """Return the chosen ops with their shapes; raise BadParameter if the options do not fit together."""
     for name in ops or []:
         if name not in OPS:
             raise typer.BadParameter(f"unknown op {name!r}; choose one of {', '.join(OPS)}")
@@ -159,7 +161,7 @@ def _chosen(
 
 
 def _own(implementation: str) -> Callable[..., Any]:
-    """Return the user's function; its file is run as code, so it comes from the command line alone."""
+    """Return the user's function; because its file is run as code, it is only accepted from the command line."""
     path, _, function = implementation.rpartition(":")
     spec = importlib.util.spec_from_file_location("own_kernel", path)
     if not path or spec is None or spec.loader is None or not Path(path).is_file():
@@ -172,7 +174,7 @@ def _own(implementation: str) -> Callable[..., Any]:
 
 
 def _on_host(entrants: Sequence[Entrant], device: torch.device) -> dict[str, Paired | Dropped]:
-    """Return what a call of each takes until it returns, of as many as a GPU's queue has room for."""
+    """Return how long a call of each contender takes to return, timing as many as fit in the GPU's queue."""
     found: dict[str, Paired | Dropped] = {}
     for name, call in ((each.name, each.call) for each in entrants if each.call):
         spent = []
@@ -187,7 +189,7 @@ def _on_host(entrants: Sequence[Entrant], device: torch.device) -> dict[str, Pai
 
 
 def _in_cut(problem: Problem, cut: tuple[int, ...]) -> Call:
-    """Return the op with its launches cut so, for a graph: no plan of another cut is repeated, or left behind."""
+    """Return a call of the op with this tiling, for a graph; it neither uses nor leaves plans made with another."""
     from benchd.kernels.selective_scan import triton_impl  # noqa: PLC0415 - on a GPU only
 
     call, shipped = problem.call("triton"), triton_impl._cut
@@ -210,7 +212,7 @@ def _entrants(
     problem: Problem, own: Callable[..., Any] | None, compiled: bool, graph: bool, dtype: torch.dtype,
     cuts: Sequence[tuple[int, ...]],
 ) -> Iterator[Entrant]:  # fmt: skip
-    """Yield everybody who may race, ours first, each with its answer judged."""
+    """Yield all contenders, ours first, each with a verdict on its answer."""
     prepared: dict[str, Callable[[], Call]] = {"benchd": lambda: problem.call("auto")}
     if own is not None:
         prepared["yours"] = lambda: lambda: own(**problem.arguments)
@@ -224,7 +226,7 @@ def _entrants(
 
 
 def compiled_call(call: Call, backend: str = "inductor") -> Call:
-    """Return `call` compiled. All calls share their code, which torch would run as it is after eight compilations."""
+    """Return `call` compiled, after a reset: torch compiles code, which all calls share, at most eight times."""
     torch._dynamo.reset()
     return torch.compile(call, dynamic=False, backend=backend)
 
@@ -242,7 +244,7 @@ def _judged(
                 answers.append(call())
     except (Missing, Unavailable, Unsupported) as error:
         return Entrant(name, None, str(error), right=False)
-    except Exception as error:  # whatever a peer or a user's kernel raises
+    except Exception as error:  # a peer or a user's kernel may raise anything
         return rows.failed(name, error)
     verdicts = [_agreement(answer, expected, problem.exact, dtype) for answer in answers]
     right, verdict = min(verdicts, key=operator.itemgetter(0))
@@ -250,9 +252,9 @@ def _judged(
 
 
 def _captured(call: Call) -> tuple[Call, int]:
-    """Return several calls as one CUDA graph, whose replay returns the last one's answer, and how many calls.
+    """Return a CUDA graph of several calls, whose replay returns the last call's answer, and the number of calls.
 
-    One that takes a while is there fewer times: its launches would make the graph large.
+    A slow call is repeated less often, because its many launches would make the graph large.
     """
     calls = min(MOST_CALLS, math.ceil(VISIT_S / visit(call, 1, torch.device("cuda"))))
 
@@ -263,7 +265,7 @@ def _captured(call: Call) -> tuple[Call, int]:
 
     graph, answer = capture(run)
     for tensor in _tensors(answer):
-        tensor.fill_(NOT_COMPUTED)  # a launch on another stream ran at once and is missing in the graph
+        tensor.fill_(NOT_COMPUTED)  # a launch on a different stream ran immediately and is missing from the graph
     return Slot((), graph.replay, answer, call), calls
 
 
@@ -272,7 +274,7 @@ def _tensors(answer: Any) -> tuple[Tensor, ...]:
 
 
 def _agreement(answer: Any, expected: Any, exact: bool, dtype: torch.dtype) -> tuple[bool, str]:
-    """Return whether the answer is right and by how much it differs, over every tensor of it."""
+    """Return whether the answer is right, and its largest deviation, considering all its tensors."""
     answers, wanted = _tensors(answer), _tensors(expected)
     if [tensor.shape for tensor in answers] != [tensor.shape for tensor in wanted]:
         return False, f"wrong shape {tuple(answers[0].shape)}"
@@ -295,7 +297,7 @@ def _facts(op: str, shape: Sequence[int], dtype: str, device: torch.device) -> d
 
 
 def _floor(problem: Problem, rates: Probes) -> tuple[str, float]:
-    """Return what the op is bound by at the least, and the milliseconds that takes."""
+    """Return which resource bounds the op's time from below, and that bound in milliseconds."""
     times_ms = {
         "bytes": 1e3 * problem.least_bytes(problem.call("torch")()) / rates.copy_bytes_per_s,
         "operations": 1e3 * problem.flops / rates.matrix_flops_per_s,

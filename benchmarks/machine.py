@@ -1,4 +1,4 @@
-"""What the machine of a campaign is and can do: its fingerprint, its rates by precision, the cost of a launch."""
+"""Describes the machine of a campaign: its fingerprint, its rates by precision and the cost of a launch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """One machine; `launch_us` is what an operator on one number takes, many of them in a row, issue and run."""
+    """One machine; `launch_us` is the time of an operator on one number, issued and run among many in a row."""
 
     device: str
     environment: Environment
@@ -40,7 +40,7 @@ def main(
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
 ) -> None:
-    """Probe this machine and write what was found."""
+    """Probe this machine and write the result."""
     where = rows.open_device(device, threads)
     machine = Machine(
         device=rows.device_name(where),
@@ -60,7 +60,7 @@ def main(
 
 
 def launch_us(device: torch.device) -> float:
-    """Return the median microseconds of one small operator among many."""
+    """Return the median time of one small operator among many, in microseconds."""
     number = torch.zeros(1, device=device)
     return statistics.median(_launches_s(number, device) for _ in range(REPEATS)) / LAUNCHES * 1e6
 

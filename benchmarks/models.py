@@ -1,7 +1,7 @@
-"""Races the variants of a model against each other and against the peers that are installed: `make bench-models`.
+"""Races the variants of a model against each other and any installed peers: `make bench-models`.
 
-All are loaded in one process with one set of weights, each is checked as a record's variant is, and then they take
-turns. Inputs lie on the device and outputs stay there. Ratios are times over the first contender's, eager.
+All are loaded in one process with the same weights and checked like the variants of a record, and then they take turns.
+Inputs and outputs stay on the device. Ratios are a contender's time divided by that of the first, eager.
 """
 
 from __future__ import annotations
@@ -37,17 +37,18 @@ from benchmarks import peer_models, rows
 from benchmarks.peers import Missing
 from benchmarks.rows import Entrant
 
-# what a reader asks of the model: a spiking net beside the same net without spikes
+# readers will want to compare a spiking net with the same net without spikes
 BESIDE = {"snn_stbif_resnet18": ["qann_resnet18/eager"]}
-GRAPH_IMAGES = 64  # in a race at most: each plain graph keeps a pool of its own, tens of gigabytes beyond that
-COMPILED = 32  # of one race at most: variants share their code, and torch runs what is beyond its limit as it is
+# largest batch for several plain graphs in one race: each has its own memory pool, tens of gigabytes beyond this
+GRAPH_IMAGES = 64
+COMPILED = 32  # limit for one race: variants share their code, and beyond torch's own limit it would run uncompiled
 Call = Callable[[], object]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 class Row(rows.Timed, frozen=True, kw_only=True):
-    """One contender at one batch size; `is_peer` says that it is not ours."""
+    """One contender's result for one batch size; `is_peer` is set if it is not ours."""
 
     model: str
     options: dict[str, OptionValue]
@@ -72,7 +73,7 @@ def main(
     peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Race other people's builds too.")] = True,
     output: Annotated[Path | None, typer.Option(help="Append one JSON line a contender there.")] = None,
 ) -> None:
-    """Race the variants of a model and the peers that are installed."""
+    """Race the variants of a model and any installed peers."""
     where = rows.open_device(device, threads)
     wrong: list[str] = []
     for name in model or list(plan.DEFAULT_MODELS):
@@ -112,12 +113,12 @@ def _raced(
     seconds: float,
     output: Path | None,
 ) -> list[Row]:
-    """Load and check everybody, each row written as it is known, then race who can run.
+    """Load and check all contenders, writing each row as soon as it is known, then race those that can run.
 
-    Loaded outside inference mode, as a worker loads: of weights made within it nothing derived is kept.
+    They are loaded outside inference mode, as in a worker: nothing derived from inference tensors would be kept.
     """
     names = _names(job, wanted, device)
-    if any("compile" in name for name in names):  # only then: importing the compiler takes a second
+    if any("compile" in name for name in names):  # otherwise skipped, because importing the compiler takes a second
         torch._dynamo.reset()
         torch._dynamo.config.recompile_limit = COMPILED
     facts: dict[str, Any] = {
@@ -143,7 +144,7 @@ def _raced(
 
 
 def _names(job: Job, wanted: Sequence[str] | None, device: torch.device) -> list[str]:
-    """Return eager, then what was asked for or all that may run here; raise BadParameter for an unknown name."""
+    """Return eager, then the requested variants or all that may run here; raise BadParameter for an unknown name."""
     if wanted is None:
         able = (name for name in can_run(job.case, device.type) if not crowds(name, job.case.batch_size))
         wanted = [*able, *BESIDE.get(job.case.model, [])]
@@ -158,19 +159,19 @@ def _names(job: Job, wanted: Sequence[str] | None, device: torch.device) -> list
 
 
 def crowds(variant: str, batch_size: int) -> bool:
-    """Say whether a variant leaves the others too little memory where all are loaded at once."""
+    """Return whether a variant leaves the others too little memory when all are loaded at once."""
     return variant.startswith("cudagraph") and batch_size > GRAPH_IMAGES
 
 
 def can_run(case: Case, device: str) -> list[str]:
-    """Return the variants of a case that may run here, as far as that is known before it is tried."""
+    """Return the variants of a case that may run here, as far as can be known without trying."""
     machine = plan.inspect(device)
     cases = (msgspec.structs.replace(case, variant=variant) for variant in all_variants())
     return [each.variant.name for each in cases if plan.why_not(each, machine) is None]
 
 
 def _ours(job: Job, name: str, device: torch.device) -> Entrant:
-    """Load a variant of this model, or MODEL/VARIANT of another, and check it."""
+    """Load a variant of this model, or MODEL/VARIANT of a different one, and check it."""
     model, _, variant = name.rpartition("/")
     try:
         if model and model != job.case.model:
@@ -186,7 +187,7 @@ def _ours(job: Job, name: str, device: torch.device) -> Entrant:
         return Entrant(name, _call(built, loaded, job), _shown(check), check.passed)
     except (Unsupported, UsageError) as error:
         return Entrant(name, None, str(error), right=False)
-    except Exception as error:  # whatever a runtime raises
+    except Exception as error:  # a runtime may raise anything
         return rows.failed(name, error)
 
 
@@ -198,7 +199,7 @@ def _shown(found: Check) -> str:
 
 
 def _call(built: Workload, loaded: Loaded, job: Job) -> Call:
-    """Return one run: of inference, or forward and backward of a training step."""
+    """Return a call that runs inference once, or the forward and backward passes of a training step."""
     images = _images(built, job).to(loaded.device, loaded.dtype)
     if job.case.direction == "inference":
         return lambda: loaded.run(images)
@@ -208,7 +209,7 @@ def _call(built: Workload, loaded: Loaded, job: Job) -> Call:
 
 
 def _images(built: Workload, job: Job) -> Tensor:
-    """Return one batch of a catalogued model, which reads one tensor."""
+    """Return one batch for a catalogued model, which takes a single tensor."""
     if not isinstance(built.images, Tensor):
         raise Unsupported(f"{job.case.model} reads several inputs; a race is of models that read images")
     return built.images[: job.case.batch_size]
@@ -220,7 +221,7 @@ def _training(module: nn.Module, images: Tensor, job: Job) -> Call:
 
 
 def _peers(job: Job, device: torch.device) -> Iterator[Entrant]:
-    """Yield each peer in float32 and, where nothing is learned, in half as its users run it: amp, on a GPU fp16 too."""
+    """Yield each peer in float32 and, for inference, in its users' half precision: amp, and on a GPU also fp16."""
     halves: list[Precision] = ["amp", "fp16"] if device.type == "cuda" else ["amp"]
     precisions: list[Precision] = ["fp32", *(halves if job.case.direction == "inference" else [])]
     graphs = [False, True] if device.type == "cuda" and job.case.direction == "inference" else [False]
@@ -233,7 +234,7 @@ def _peers(job: Job, device: torch.device) -> Iterator[Entrant]:
 def _peer(
     job: Job, name: str, build: peer_models.Build, variant: Variant, device: torch.device, captured: bool
 ) -> Entrant:
-    """Load a peer and check it; `captured` runs it as a CUDA graph, as its users would where a launch costs."""
+    """Load a peer and check it; `captured` runs it as a CUDA graph, as its users would if launches dominated."""
     shown = name if variant.precision == "fp32" else f"{name}, {variant.precision}"
     shown += ", in a graph" if captured else ""
     job = msgspec.structs.replace(job, case=msgspec.structs.replace(job.case, variant=variant))

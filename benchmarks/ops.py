@@ -1,4 +1,4 @@
-"""The ops that are raced: their inputs at a shape, the work they are, and whose code computes them beside ours."""
+"""The ops that are raced: their inputs for a shape, the work in them, and the peers that also compute them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from benchd.kernels.vim_layer import in_conv, out_norm, steps
 from benchmarks import peers
 
 T = 8
-# max abs error over max |y|, against the equation in float64
+# maximum absolute error divided by max |y|, relative to the equation in float64
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 FLIPS = 1e-6
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One op at one shape. `exact` says that outputs are spikes: they are judged by how many differ.
+    """One op for one shape. `exact` is set if the outputs are spikes, which are judged by how many differ.
 
-    `exponentials` and `flops` are those of the equation; the least bytes are those of the tensors in and out.
+    `exponentials` and `flops` are those of the equation; the minimum of bytes is that of the inputs and outputs.
     """
 
     public: Callable[..., Any]
@@ -43,16 +43,16 @@ class Problem:
     peers: Mapping[str, Callable[[Mapping[str, Any]], Callable[[], Any]]] = field(default_factory=dict)
 
     def call(self, implementation: str) -> Callable[[], Any]:
-        """Return a call of the public function on an implementation of ours."""
+        """Return a call of the public function with one of our implementations."""
         return lambda: self.public(**self.arguments, implementation=implementation)
 
     def expected(self) -> Any:
-        """Return the equation's answer: in float64, or for spikes in the precision that defines them."""
+        """Return the equation's answer, in float64 or, for spikes, in the precision that defines them."""
         arguments = self.arguments if self.exact else {name: _wide(value) for name, value in self.arguments.items()}
         return self.public(**arguments, implementation="torch")
 
     def least_bytes(self, result: Any) -> int:
-        """Return the bytes of every tensor read and written once."""
+        """Return the bytes moved if every tensor is read or written once."""
         tensors = [*self.arguments.values(), *(result if isinstance(result, tuple) else (result,))]
         return sum(_bytes(tensor) for tensor in tensors if isinstance(tensor, Tensor))
 
@@ -62,16 +62,16 @@ def _wide(value: Any) -> Any:
 
 
 def _bytes(tensor: Tensor) -> int:
-    """Return the bytes of what a tensor really holds: one step of a current that was expanded over T."""
+    """Return the bytes that a tensor occupies in memory: one step for a current that was expanded over T."""
     sides = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
     return math.prod(sides) * tensor.element_size()
 
 
 @dataclass(frozen=True)
 class Op:
-    """How to make a Problem; `letters` names the numbers of a shape, of which number `place` grows with the batch.
+    """How to make a Problem; `letters` names the numbers of a shape, and number `place` grows with the batch.
 
-    There it stands `rows` times for each image.
+    That number counts `rows` for each image.
     """
 
     make: Callable[[Sequence[int], torch.dtype, torch.device], Problem]
@@ -81,7 +81,7 @@ class Op:
     rows: int = 1
 
     def at(self, batch: int) -> tuple[int, ...]:
-        """Return the first shape with this batch."""
+        """Return the first shape with this batch size."""
         first = self.shapes[0]
         return (*first[: self.place], batch * self.rows, *first[self.place + 1 :])
 
@@ -93,7 +93,7 @@ def _normal(*shape: int, dtype: torch.dtype, device: torch.device, scale: float 
 def _scan_inputs(
     lead: tuple[int, ...], batch: int, length: int, channels: int, states: int, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor]:
-    """Return inputs as a trained layer sees them: A = -(1..N), steps around 0.01 after the softplus."""
+    """Return inputs like those of a trained layer: A = -(1..N), and steps around 0.01 after the softplus."""
     rows = (*lead, batch, length)
     A = -torch.arange(1.0, states + 1).expand(*lead, channels, states)
     return {
@@ -123,7 +123,7 @@ def _selective_scan(shape: Sequence[int], dtype: torch.dtype, device: torch.devi
 def _mixer_inputs(
     shape: Sequence[int], dtype: torch.dtype, device: torch.device, rank: int
 ) -> tuple[dict[str, Any], float, float]:
-    """Return the arguments of `bidirectional_scan`, its flops and exponentials."""
+    """Return the arguments of `bidirectional_scan`, and its flops and exponentials."""
     batch, length, channels, states = shape
     arguments: dict[str, Any] = _scan_inputs((2,), batch, length, channels, states, dtype, device)
     arguments["low"] = _normal(2, batch, length, rank, dtype=dtype, device=device)
@@ -161,7 +161,7 @@ def _conv_scan_gate(shape: Sequence[int], dtype: torch.dtype, device: torch.devi
 def conv_scan_gate(
     x: Tensor, taps: Tensor, shift: Tensor, z: Tensor, *, implementation: str = "auto", **scan: Any
 ) -> Tensor:
-    """Return what lies between Vim's in and out projections, its x projection aside; x and z (batch, L, E)."""
+    """Return Vim's mixer without the in, out and x projections; x and z (batch, L, E)."""
     u = causal_conv1d_pair(x, taps, shift, implementation=implementation)
     return bidirectional_scan(u, z=z, **scan, implementation=implementation)
 
@@ -259,7 +259,7 @@ def _stbif(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Pr
         "threshold": 0.5,
         "pos_max": 3,
         "neg_min": 0,
-        "output": "values",  # what layers of neurons hand on
+        "output": "values",  # which layers of neurons pass on
     }
     others = {"spikingjelly STBIF": peers.spikingjelly_stbif, "st-bif by torch steps": peers.plain_stbif}
     return Problem(stbif, arguments, exact=True, flops=7.0 * math.prod(shape), peers=others)

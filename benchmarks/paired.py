@@ -1,4 +1,4 @@
-"""Times several ways to compute one thing against each other: interleaved in one process, as ratios to one of them."""
+"""Times several ways to compute the same thing, interleaved in one process, as ratios to one of them."""
 
 import math
 import random
@@ -20,9 +20,9 @@ FEWEST_ROUNDS = 5
 
 @dataclass(frozen=True)
 class Paired:
-    """What one contender took: its median time of a call, and its time over another's with a 95 % interval.
+    """A contender's median time per call, and its time divided by that of the reference with a 95 % interval.
 
-    Where that other one did not run to the end there is no ratio.
+    There is no ratio if the reference did not finish.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Paired:
 
 @dataclass(frozen=True)
 class Dropped:
-    """A contender that raised on its way, and what."""
+    """A contender that dropped out, and the error that it raised."""
 
     name: str
     reason: str
@@ -42,9 +42,9 @@ class Dropped:
 
 @dataclass
 class _Runner:
-    """A contender on its way: how many calls a visit has, the seconds of one in each, why it left if it did.
+    """A contender during the race: its calls per visit, the seconds per call of each visit, and why it dropped out.
 
-    `call` makes `in_one` of them at once; the calls of a visit are those of `call`.
+    `call` computes the answer `in_one` times; a visit's calls are calls of `call`.
     """
 
     name: str
@@ -57,14 +57,14 @@ class _Runner:
 
     @contextmanager
     def leaves_alone(self) -> Iterator[None]:
-        """Note what it raises: one that runs out of memory costs nobody else's times."""
+        """Store an error raised in the block, so that a contender that runs out of memory does not end the race."""
         try:
             yield
         except Exception as error:  # whatever a runtime raises
             self.reason = in_a_line(error)
 
     def warm_up(self, limit_s: float) -> None:
-        """Find out how many calls fill a visit; who needs more than `limit_s` for the fewest rounds leaves."""
+        """Determine how many calls fill a visit; drop out if the minimum number of rounds takes more than `limit_s`."""
         with self.leaves_alone():
             first = visit(self.call, 1, self.device)
             once = first if first > limit_s else min(visit(self.call, 1, self.device) for _ in range(3))
@@ -78,12 +78,12 @@ class _Runner:
             self.visits.append(visit(self.call, self.calls, self.device) / self.in_one)
 
     def rounds(self) -> list[float]:
-        """Return the seconds of a call in each round, from its visit on the way forth and that on the way back."""
+        """Return the seconds per call in each round, the mean of its two visits."""
         return [(forth + back) / 2 for forth, back in zip(self.visits[::2], self.visits[1::2], strict=True)]
 
 
 def in_a_line(error: Exception) -> str:
-    """Return in a line that a contender failed, and of what."""
+    """Return one line that says that a contender failed, and why."""
     words = (str(error).strip() or "no message").splitlines()[0]
     return f"failed: {type(error).__name__}: {words}"
 
@@ -95,14 +95,14 @@ def race(
     against: str,
     limit_s: float = math.inf,
 ) -> list[Paired | Dropped]:
-    """Return what became of each contender, in their order; ratios are times over those of the one named `against`.
+    """Return each contender's result, in their order; ratios are times divided by those of the one named `against`.
 
-    A contender is a name, a call, and how many times that computes the answer: its time is of one of them.
+    A contender is a name, a call, and how many times that call computes the answer; times are for one answer.
 
-    A round visits all of them forth and back (ABC CBA), so that a drift of the machine meets each alike, in an order
-    drawn anew each time: in a fixed one, noise that lasts would favour someone. A visit is as many calls as take about
-    ten milliseconds, after one that does not count. Rounds go on for `seconds`, at least five, and who would need more
-    than `limit_s` for these does not race.
+    A round visits all of them forwards and backwards (ABC CBA), so that the machine's drift affects all equally, in a
+    new random order each time, because in a fixed order lasting noise would favour some. A visit makes as many calls as
+    take about ten milliseconds, after one that is not counted. There are at least five rounds, continuing for
+    `seconds`; a contender that would need more than `limit_s` for five does not race.
     """
     runners = [_Runner(name, call, device, calls) for name, call, calls in contenders]
     for runner in runners:
@@ -113,17 +113,17 @@ def race(
             break
         order = random.sample(running, len(running))
         for runner in [*order, *reversed(order)]:
-            if runner.reason is None:  # it may have left on the way forth
+            if runner.reason is None:  # it may have dropped out in the first half of the round
                 runner.visit()
     first = next((runner.rounds() for runner in running if runner.name == against), None)
     return [_result(runner, first) for runner in runners]
 
 
 def visit(call: Callable[[], object], calls: int, device: torch.device) -> float:
-    """Return the seconds that one of `calls` calls in a row takes, the device's work included.
+    """Return the seconds per call of `calls` calls in a row, including the device's work.
 
-    Whose turn was before does not matter: its threads, which spin for a while, have gone to sleep, and what it took of
-    the caches is taken back.
+    The previous contender has no influence: its threads, which spin for a while, have gone to sleep, and the first call
+    refills the caches.
     """
     time.sleep(REST_S)
     call()

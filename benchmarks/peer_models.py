@@ -1,7 +1,7 @@
-"""Whole models as other people's libraries and papers compute them, with the weights of ours.
+"""Whole models as other libraries and papers compute them, with our models' weights.
 
-Each takes our plain model, built and on its device, and returns a module of the same inputs and outputs. A library that
-is not there, or does not run on the device, raises Missing with the reason.
+Each takes our plain model, already on its device, and returns a module with the same inputs and outputs. Missing is
+raised, with the reason, if a library is not installed or does not run on the device.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _STATES = 16
 
 
 class OfficialVim(nn.Module):
-    """Vim on mamba-ssm and causal-conv1d: a fused norm a layer, each direction by itself, the second one flipped.
+    """Vim with mamba-ssm and causal-conv1d: one fused norm per layer, and separate directions, the second one flipped.
 
     `scan`, `convolve` and `norm` are their selective_scan_fn, causal_conv1d_fn and rms_norm_fn. As in the official code
-    (hustvl/Vim, mamba_simple.py), channels are outermost in memory from the in projection on, so that nothing but B, C
-    and the second direction's flip is copied.
+    (hustvl/Vim, mamba_simple.py), channels are outermost in memory from the in projection on, so that only B, C and the
+    flipped second direction are copied.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class OfficialVim(nn.Module):
     def _direction(
         self, xz: Tensor, conv: nn.Conv1d, x_proj: nn.Linear, dt_proj: nn.Linear, log: Tensor, D: Tensor
     ) -> Tensor:
-        """Return the gated scan (B, E, L) of x and z, which are the halves of xz (B, 2 E, L)."""
+        """Return the gated scan (B, E, L) of x and z, the halves of xz (B, 2 E, L)."""
         x, z = xz.chunk(2, dim=1)
         u = self._convolve(x, conv.weight.squeeze(1), conv.bias, activation="silu")
         low, B, C = x_proj(u.transpose(1, 2).flatten(0, 1)).split([dt_proj.in_features, _STATES, _STATES], dim=-1)
@@ -77,7 +77,7 @@ def official_vim(model: nn.Module) -> OfficialVim:
 
 
 def mambapy_vim(scan: str, model: nn.Module) -> OfficialVim:
-    """Return Vim on a scan of mambapy's MambaBlock and plain PyTorch; raise Missing without the package."""
+    """Return Vim with a scan of mambapy's MambaBlock, else in plain PyTorch; raise Missing without the package."""
     return OfficialVim(model, partial(_mambapy, getattr(required("mambapy.mamba").MambaBlock, scan)), _convolved, _norm)
 
 
@@ -93,7 +93,7 @@ def _mambapy(
     bias: Tensor,
     softplus: bool,
 ) -> Tensor:
-    """Return the gated scan (B, E, L) by a method that reads (B, L, ...) and the sizes of its block."""
+    """Return the gated scan (B, E, L), computed by a method that takes (B, L, ...) and reads its block's sizes."""
     u, delta, B, C, z = (each.transpose(1, 2) for each in (u, delta, B, C, z))
     block = SimpleNamespace(config=SimpleNamespace(d_inner=A.shape[0], d_state=A.shape[1]))
     y = scan(block, u, functional.softplus(delta + bias) if softplus else delta, A, B, C, D)
@@ -122,7 +122,7 @@ class SpikingJellyOnePass(nn.Module):
         self._lif = spikingjelly("lif_multi_step")
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of images in [0, 1]; the image's current is computed once."""
+        """Return the logits for images in [0, 1]; each image's current is computed once."""
         steps = self.model.time_steps
         pooled = self._fired(self.model.conv1(images).expand(steps, -1, -1, -1, -1), self.model.lif1)
         current = self.model.conv2(pooled).unflatten(0, (steps, -1))
@@ -137,7 +137,7 @@ class SpikingJellyOnePass(nn.Module):
 
 
 class _SpikingJellyStBif(nn.Module):
-    """The SpikeZIP neurons of spikingjelly in place of a layer of ours, from the state in which they start."""
+    """spikingjelly's SpikeZIP neurons in place of one of our layers, starting from their initial state."""
 
     def __init__(self, ours: StBif) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class _SpikingJellyStBif(nn.Module):
         self._bounds = [float(ours.pos_max), float(ours.neg_min)]
 
     def forward(self, current: Tensor) -> Tensor:
-        """Return scale times the codes of `current` (T, B, ...)."""
+        """Return scale times the codes for `current` (T, B, ...)."""
         q = torch.full_like(current[0], 0.5, dtype=torch.float32)
         bounds = (q.new_tensor(bound) for bound in self._bounds)
         return self._fire(current, q, torch.zeros_like(q), self.scale.detach().to(q.dtype), *bounds)[0]
@@ -160,14 +160,14 @@ def spikingjelly_stbif_net(model: nn.Module) -> nn.Module:
 
 
 class SteppedOnePass(nn.Module):
-    """OnePass as it is usually written: layer by layer at each time step, five operations a neuron."""
+    """OnePass as it is usually written: layer by layer at each time step, with five operations per neuron."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = _repeating(model)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of images in [0, 1]."""
+        """Return the logits for images in [0, 1]."""
         model = self.model
         v1 = v2 = torch.zeros((), device=images.device)
         logits = []

@@ -1,6 +1,6 @@
-"""Other people's code for the same ops, where it is installed: each takes an op's arguments and returns a call.
+"""Other libraries' code for the same ops, if installed: each function takes an op's arguments and returns a call.
 
-Layouts that a peer wants are made before the clock runs. A peer that is not there raises Missing with the reason.
+Inputs are converted to a peer's layout before timing starts. Missing is raised, with the reason, for an absent peer.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ PACKAGES = {
     "onnx": "onnx",
     "onnxruntime": "onnxruntime",
 }
-"""The package of each module that a peer needs: what may be required, and whose versions are told."""
+"""The package of each module that `required` may import; the versions of these packages are reported."""
 
 
 class Missing(RuntimeError):
-    """A peer is not installed here, or does not run on this device."""
+    """A peer is not installed, or does not run on this device."""
 
 
 def required(name: str) -> Any:
-    """Return a module of a peer, one of PACKAGES; raise Missing where it is not installed."""
+    """Return a peer's module, one of PACKAGES; raise Missing if it is not installed."""
     package = PACKAGES[name.partition(".")[0]]
     try:
         return importlib.import_module(name)
@@ -59,7 +59,7 @@ def mamba_scan(arguments: Arguments) -> Call:
 
 
 def mamba_mixer(arguments: Arguments) -> Call:
-    """Run the path of the official Vim on mamba-ssm and causal-conv1d."""
+    """Run the layer as the official Vim does, with mamba-ssm and causal-conv1d."""
     scan = required("mamba_ssm.ops.selective_scan_interface").selective_scan_fn
     convolve = required("causal_conv1d").causal_conv1d_fn
     needs_cuda(arguments["x"])
@@ -67,10 +67,10 @@ def mamba_mixer(arguments: Arguments) -> Call:
 
 
 def official_mixer(arguments: Arguments, scan: Callable[..., Tensor], convolve: Callable[..., Tensor]) -> Call:
-    """Run per direction the convolution and the scan with its gate, laid out as in the official code.
+    """For each direction, run the convolution and the gated scan, laid out as in the official code.
 
-    x and z are one tensor, channels outermost, that is flipped once for the second direction. What is projected from
-    flipped channels is flipped already.
+    x and z are one tensor, channels outermost, which is flipped once for the second direction. Projections of flipped
+    channels are already flipped.
     """
     xz = torch.cat((arguments["x"], arguments["z"]), dim=-1).permute(2, 0, 1).contiguous().transpose(0, 1)
     low, B, C = (_second_flipped(arguments[name]) for name in ("low", "B", "C"))
@@ -87,7 +87,7 @@ def official_mixer(arguments: Arguments, scan: Callable[..., Tensor], convolve: 
 
 
 def _second_flipped(pair: Tensor) -> Tensor:
-    """Return (2, batch, L, ...) with the tokens of the second direction in the order that it reads them."""
+    """Return (2, batch, L, ...) with the second direction's tokens in the order in which it reads them."""
     return torch.stack((pair[0], pair[1].flip(1)))
 
 
@@ -108,7 +108,7 @@ def mamba_add_rms_norm(arguments: Arguments) -> Call:
 
 
 def onednn_packed(arguments: Arguments) -> Call:
-    """Multiply by oneDNN with the weight in its own layout, as torch.compile has it with freezing."""
+    """Multiply using oneDNN with the weight in oneDNN's layout, as torch.compile does with freezing."""
     x, weight = arguments["x"], arguments["weight"]
     if x.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         raise Missing("it runs on a CPU whose torch has oneDNN")
@@ -123,7 +123,7 @@ def needs_cuda(tensor: Tensor) -> None:
 
 
 def onnxruntime_scan(arguments: Arguments) -> Call:
-    """ONNX Runtime's Scan op on the CPU, whose body takes the exponential of each step; float32."""
+    """ONNX Runtime's Scan op on the CPU in float32; its body computes each step's exponential."""
     runtime = required("onnxruntime")
     u = arguments["u"]
     if u.device.type != "cpu" or u.dtype != torch.float32:
@@ -138,7 +138,7 @@ def onnxruntime_scan(arguments: Arguments) -> Call:
 
 
 def _scan_model(shape: tuple[int, ...], states: int) -> Any:
-    """Return softplus(delta + bias), the recurrence in a Scan and D u as an ONNX model."""
+    """Return an ONNX model of softplus(delta + bias), the recurrence as a Scan, and D u."""
     parser = required("onnx.parser")
     batch, length, channels = shape
     state, tokens = f"float[{batch},{channels},{states}]", f"float[{batch},{length},{channels}]"
@@ -178,10 +178,10 @@ def _scan_model(shape: tuple[int, ...], states: int) -> Any:
 
 
 def spikingjelly(name: str) -> Callable[..., Any]:
-    """Return a function of spikingjelly 2.0 that takes its neurons' state; raise Missing where there is none.
+    """Return a function of spikingjelly 2.0 that takes its neurons' state; raise Missing if there is none.
 
-    Its modules keep their state in the current's type and have kernels for float32 alone: of half currents a function
-    with float32 state is the fast path, and in float32 it is what the module calls.
+    Its modules keep their state in the current's type and only have kernels for float32. For half-precision currents, a
+    function with float32 state is the fast path; in float32, the module calls the same function.
     """
     functions = required("spikingjelly.activation_based.functional")
     if not hasattr(functions, name):
@@ -190,7 +190,7 @@ def spikingjelly(name: str) -> Callable[..., Any]:
 
 
 def spikingjelly_lif(then: Callable[[Tensor], Tensor] = lambda spikes: spikes) -> dict[str, Prepare]:
-    """Return spikingjelly's LIF: that of 2.0, and the back ends that earlier versions take; `then` pools the spikes."""
+    """Return spikingjelly's LIF, from 2.0 or with an earlier version's back ends; `then` pools the spikes."""
     named: dict[str, Prepare] = {"spikingjelly LIF": partial(_lif_multi_step, then)}
     for backend in ("cupy", "triton"):
         named[f"spikingjelly LIF ({backend})"] = partial(_lif_node, backend, then)
@@ -223,7 +223,7 @@ def _lif_node(backend: str, then: Callable[[Tensor], Tensor], arguments: Argumen
 
 
 def spikingjelly_stbif(arguments: Arguments) -> Call:
-    """Run the SpikeZIP neurons of spikingjelly, from the state in which they start."""
+    """Run spikingjelly's SpikeZIP neurons from their initial state."""
     neurons, current = spikingjelly("stbif_multi_step"), arguments["current"]
     q = torch.full_like(current[0], 0.5, dtype=torch.float32)
     released = torch.zeros_like(q)
@@ -232,7 +232,7 @@ def spikingjelly_stbif(arguments: Arguments) -> Call:
 
 
 def plain_lif_pool(arguments: Arguments) -> Call:
-    """LIF as it is usually written, five operations a step, then avg_pool2d."""
+    """LIF as it is usually written, with five operations per step, then avg_pool2d."""
     current, decay = arguments["current"], arguments["decay"]
 
     def run() -> Tensor:
@@ -249,7 +249,7 @@ def plain_lif_pool(arguments: Arguments) -> Call:
 
 
 def integers(arguments: Arguments) -> Call:
-    """Our convolution of the same spikes in integers, with its weight packed."""
+    """Our integer convolution of the same spikes, with a packed weight."""
     if not native.paths():
         raise Missing("the CPU has no AMX, VNNI or dot product of bytes")
     scale, packed, x, padding = torch.ones(()), pack(arguments["weight"]), arguments["x"], arguments["padding"]
@@ -257,7 +257,7 @@ def integers(arguments: Arguments) -> Call:
 
 
 def plain_stbif(arguments: Arguments) -> Call:
-    """ST-BIF as it is usually written, a comparison and a write by mask for each sign."""
+    """ST-BIF as it is usually written, with a comparison and a masked write for each sign."""
     current, s = arguments["current"], arguments["threshold"]
     high, low = arguments["pos_max"], arguments["neg_min"]
 

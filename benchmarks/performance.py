@@ -1,7 +1,7 @@
-"""docs/performance.md and its picture, made from the races under results/: `python -m benchmarks.performance`.
+"""Generates docs/performance.md and its picture from the races under results/: `python -m benchmarks.performance`.
 
-The page keeps the winners; every contender's row lies in `results/<machine>/models.jsonl` and `kernels.jsonl`. A test
-compares both files with what this module makes.
+The page lists the winners; `results/<machine>/models.jsonl` and `kernels.jsonl` contain every contender's row. A test
+compares page and picture with this module's output.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ is the fastest of spikingjelly, mambapy and a loop over the time steps, at its b
 interval; `benchd report results/<machine>/records.jsonl` adds the energy.
 """
 OF_MODELS = ("model", "batch", "best", "ms", "x over eager", "other build", "x over other", "answers")
-OURS = "benchd"  # the contender of ours in a kernel's race
+OURS = "benchd"  # our contender in a kernel's race
 AnyRow = TypeVar("AnyRow", bound=rows.Timed)
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True)
 class Win:
-    """The race of a model at one batch size: eager, the fastest right variant, and the fastest right peer."""
+    """A model's race at one batch size: eager, the fastest correct variant and the fastest correct peer."""
 
     device: str
     model: str
@@ -63,12 +63,12 @@ def main(
 
 
 def whole(folder: Path) -> str:
-    """Return the page over every machine's folder in this one."""
+    """Return the page about all machines that have a subfolder of this folder."""
     return "\n".join([HEAD, *(page(path) for path in _machines(folder))]).rstrip() + "\n"
 
 
 def page(folder: Path) -> str:
-    """Return one machine's part of the page; what was not raced there has no table."""
+    """Return one machine's part of the page, without tables for what was not raced there."""
     machine = folder / "machine.json"
     races = list(wins(folder))
     described = msgspec.json.decode(machine.read_bytes(), type=Machine) if machine.exists() else None
@@ -91,10 +91,10 @@ def page(folder: Path) -> str:
 
 
 def wins(folder: Path) -> Iterator[Win]:
-    """Yield a machine's races of models; one where no variant of ours ran right has no winner and is left out."""
+    """Yield a machine's races of models, except those in which none of our variants gave correct answers."""
     races: dict[tuple[str, int, str], dict[str, models.Row]] = {}
     for row in _read(folder / "models.jsonl", models.Row):
-        # of repeated races the last one stands
+        # of repeated races, the last one counts
         races.setdefault((row.model, row.batch_size, row.direction), {})[row.contender] = row
     for (model, batch_size, direction), contenders in sorted(races.items()):
         right = [row for row in contenders.values() if row.right and row.median_ms]
@@ -112,7 +112,7 @@ def _win(win: Win) -> tuple[str, ...]:
 
 
 def _kernels(folder: Path) -> Iterator[tuple[float, str]]:
-    """Yield how many times as fast as the fastest other each kernel of ours is, at its largest shape, and its name."""
+    """Yield each of our kernels' speedup over the fastest other contender, at its largest shape, and its name."""
     races: dict[tuple[str, str], dict[tuple[int, ...], dict[str, kernels.Row]]] = {}
     for row in _read(folder / "kernels.jsonl", kernels.Row):
         if not row.captured:
@@ -127,7 +127,7 @@ def _kernels(folder: Path) -> Iterator[tuple[float, str]]:
 
 
 def picture(folder: Path) -> str:
-    """Return an SVG of all races of models in inference: a bar each for our best and the best peer, over eager."""
+    """Return an SVG of all inference races: bars for the speedups of our best variant and the best peer over eager."""
     bar, gap, left, width = 14, 12, 330, 900
     races = [win for path in _machines(folder) for win in wins(path) if win.eager and win.direction == "inference"]
     bars = [(win, row, _speed(win.eager, row)) for win in races for row in (win.best, win.peer) if row and win.eager]
@@ -157,7 +157,7 @@ def _machines(folder: Path) -> list[Path]:
 
 
 def _read(path: Path, kind: type[AnyRow]) -> list[AnyRow]:
-    """Return the rows of a kind, which have a file of their own or, of a quarter of an hour, one with all others."""
+    """Return the rows of a kind, from its own file or, for bench-quarter, from the file with all kinds."""
     kept = [msgspec.json.decode(line, type=kind) for line in path.read_bytes().splitlines()] if path.exists() else []
     key = "op" if kind is kernels.Row else "model"
     found = (each for each in lines.whole(path.with_name("rows.jsonl")) if key in each[0] and not each[0].get("host"))
@@ -169,7 +169,7 @@ def _fastest(contenders: Iterable[AnyRow]) -> AnyRow | None:
 
 
 def _speed(slow: rows.Timed, fast: rows.Timed) -> float:
-    """Return how many times the time of `fast` the other takes; from the ratios of their race where it has them."""
+    """Return the time of `slow` divided by that of `fast`, from the ratios of their race if available."""
     if slow.ratio and fast.ratio:
         return slow.ratio / fast.ratio
     return (slow.median_ms or math.nan) / (fast.median_ms or math.nan)

@@ -1,4 +1,4 @@
-"""What times and costs are expected, written down before they are measured, and shown beside what was."""
+"""Times and costs predicted before the measurement, shown next to the measured ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HEAD = "Predicted from counted instructions and stubbed launches; for an H100, i
 
 
 class Prediction(NamedTuple):
-    """Milliseconds, the least and the most, of the rows that have these columns."""
+    """The predicted minimum and maximum, in milliseconds, for rows with these columns."""
 
     what: str
     columns: Mapping[str, Any]
@@ -54,7 +54,7 @@ PREDICTIONS = (
 
 
 def page(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return the table of the predictions with what these rows say of each; of several the last."""
+    """Return a table of the predictions with the measured value of each; of several matching rows, the last counts."""
     held = list(rows)
     shown = [(each.what, _expected(each), _measured(each, held)) for each in PREDICTIONS]
     return "\n".join([HEAD, "", *markdown_table(("what", "predicted ms", "measured ms"), shown)]) + "\n"

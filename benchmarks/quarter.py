@@ -1,12 +1,13 @@
-"""Everything that can be measured of this project on one machine, in the order of its worth: `make bench-quarter`.
+"""Measures everything in this project that one machine can, most valuable first: `make bench-quarter`.
 
-A rented GPU is there for a quarter of an hour, and may be gone at any moment. So stages run one after another under one
-deadline, each a process group that is killed at its limit; a row is on the disk as soon as it is known; and after each
-stage `results.tar` is replaced, with everything so far. A second call goes on behind the stages that came to an end.
+A rented GPU is available for a quarter of an hour, and may disappear at any moment. Stages therefore run one after
+another under one deadline, each in a process group that is killed at its limit; a row is written to disk as soon as it
+is known; and after each stage `results.tar` is replaced by one with everything so far. A second call skips the stages
+that finished.
 
-The folder of a machine then has `rows.jsonl` (kernels, models, cuts and host times, the last of each), `machine.json`,
-`records.jsonl`, `predictions.md` and `stages.json`, with what each stage came to.
-`python -m benchmarks.performance` makes docs/performance.md from the folders under results/.
+A machine's folder then contains `rows.jsonl` (the last result for each kernel, model, tiling and host time),
+`machine.json`, `records.jsonl`, `predictions.md` and `stages.json`, with the outcome of each stage. `python -m
+benchmarks.performance` makes docs/performance.md from the folders under results/.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ from benchmarks import lines, predictions
 from benchmarks.commands import command
 
 Status = Literal["ok", "failed", "cut", "no time left"]
-LARGEST_BYTES = 4 * 2**20  # of a file in the tar: a machine that is far away gives back little
+LARGEST_BYTES = 4 * 2**20  # largest file in the tar: only little can be copied from a remote machine
 HAS_CUDA = "import sys, torch; sys.exit(not torch.cuda.is_available())"
-UNPACKED = ("raw.jsonl", "results.tar", "results.tar.part")  # the last is what a kill leaves of it
-GRACE_S = 2.0  # between the request to end and the kill
+UNPACKED = ("raw.jsonl", "results.tar", "results.tar.part")  # not in the tar; a kill may leave the last one behind
+GRACE_S = 2.0  # time between SIGTERM and SIGKILL
 GRAPH_OPS = (
     "selective_scan", "bidirectional_scan", "conv_scan_gate", "delta_projection", "causal_conv1d_pair", "add_rms_norm",
     "vim_in_conv", "vim_steps", "vim_out_norm", "lif", "lif_pool", "lif_pool_repeat", "stbif", "stbif_block",
@@ -47,8 +48,9 @@ GRAPH_OPS = (
 VIM = ("custom-fp16", "custom-cudagraph-fp16", "cudagraph-fp16", "compile-fp16")
 SPIKING = ("custom-fp16", "custom-cudagraph", "custom-cudagraph-fp16", "cudagraph-fp16")
 NETS = ("snn_onepass", "snn_stbif_resnet18")
-# what a user would ship on a GPU, and what each step towards it brings
+# tilings of the scan: channels, tokens, warps, whether to read ahead
 CUTS = ("2,8,1,1", "4,8,1,1", "8,8,1,1", "16,8,2,1", "64,2,2,0")
+# the variants that a user would ship on a GPU, and those that show the gain of each step towards them
 RACED = (
     "amp", "fp16", "compile-amp", "cudagraph-fp16", "custom", "custom-fp16", "custom-cudagraph-fp16", "tensorrt-fp16",
     "onnxruntime-fp16",
@@ -65,7 +67,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 @dataclass(frozen=True)
 class Stage:
-    """A command, the least seconds that are worth starting it, and the most that it gets."""
+    """A command, the remaining seconds needed to make starting it worthwhile, and its time limit."""
 
     name: str
     least_s: float
@@ -81,7 +83,7 @@ def main(
     dry: Annotated[bool, typer.Option("--dry", help="As short as it can be: does every stage run here?")] = False,
     output: Annotated[Path, typer.Option(help="The folder of this machine's results.")] = Path("bench-out/quarter"),
 ) -> None:
-    """Run the stages that have not come to an end yet, and print what is predicted beside what was measured."""
+    """Run the stages that have not finished yet, and print the predicted values next to the measured ones."""
     if device == "cuda" and subprocess.run([sys.executable, "-c", HAS_CUDA], check=False).returncode:
         raise typer.BadParameter("torch finds no CUDA device here; see what runs without one with --device cpu --dry")
     planned = list(stages(device, output, dry=dry))
@@ -94,7 +96,7 @@ def main(
 
 
 def stages(device: str, output: Path, *, dry: bool = False) -> Iterator[Stage]:
-    """Yield the stages for a device, the most wanted first; what only a GPU has is left out on a CPU."""
+    """Yield the stages for a device, most important first; those that need a GPU are left out on a CPU."""
     on_gpu, raw = device == "cuda", str(output / "raw.jsonl")
     rows = ("--device", device, "--output", raw)
     batches = ("--batch-size", "1") if dry else BATCHES
@@ -149,7 +151,7 @@ def stages(device: str, output: Path, *, dry: bool = False) -> Iterator[Stage]:
 
 
 def _rest(device: str, output: Path, rows: Sequence[str]) -> Iterator[Stage]:
-    """Yield what takes hours: all tests, every variant in races, in records and in profiles, and five runs of eager."""
+    """Yield the stages that take hours: all tests; races, records and profiles of every variant; five runs of eager."""
     tests = ("tests/kernels", "tests/gpu" if device == "cuda" else "tests/models")
     yield Stage("tests", 300, 1800, interpreter.of_module("pytest", "-q", "-p", "no:cacheprovider", *tests))
     raced = [each for variant in RACED for each in ("--variant", variant)] if device == "cuda" else []
@@ -173,7 +175,7 @@ def _rest(device: str, output: Path, rows: Sequence[str]) -> Iterator[Stage]:
 
 
 def _counters(output: Path) -> Iterator[Stage]:
-    """Yield the stages that read the GPU's counters of both scans, at batch 1 and 64, if ncu may."""
+    """Yield the stages that read the GPU's counters for both scans, at batch sizes 1 and 64, if ncu is permitted to."""
     for batch in ("1", "64"):
         ncu = ("ncu", "--set", "detailed", "--launch-skip", "6", "--launch-count", "3", "--csv", "--page", "raw")
         run = interpreter.of_module(
@@ -184,9 +186,9 @@ def _counters(output: Path) -> Iterator[Stage]:
 
 
 def run(planned: Sequence[Stage], output: Path, seconds: float) -> dict[str, Status]:
-    """Run what has not come to an end in `output` yet, within so many seconds; return what each stage came to.
+    """Run the stages that have not finished in `output`, within this many seconds; return the outcome of each.
 
-    On SIGTERM the stage at work is ended, what it has found is kept, and this process ends with status 143.
+    On SIGTERM the running stage is ended, its results are kept, and this process exits with status 143.
     """
     end = time.monotonic() + seconds
     output.mkdir(parents=True, exist_ok=True)
@@ -213,7 +215,7 @@ def _ended(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def finished(stage: Stage, output: Path, left_s: float) -> Status:
-    """Run a stage within its limit and the seconds that are left, with its words in a file."""
+    """Run a stage within its limit and the seconds that are left, writing its output to a file."""
     if left_s < stage.least_s:
         return "no time left"
     _end_line(output / "raw.jsonl")
@@ -237,7 +239,7 @@ def finished(stage: Stage, output: Path, left_s: float) -> Status:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End all of a stage's group: politely, then without asking."""
+    """End a stage's process group, first with SIGTERM, then with SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(child.pid, number)
@@ -251,14 +253,14 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _end_line(path: Path) -> None:
-    """Let the next row begin a line, whatever a kill has left of the last."""
+    """End an incomplete last line, which a kill may leave, so that the next row starts on a new one."""
     text = path.read_bytes() if path.exists() else b""
     if text and not text.endswith(b"\n"):
         lines.append(path, [b""])
 
 
 def keep(output: Path, came_to: dict[str, Status]) -> None:
-    """Write what is known so far, each file whole or as it was: the rows, the state, the tar."""
+    """Write the results so far: the rows, the outcomes and the tar, each replaced completely or not at all."""
     with _undisturbed():
         rows = {lines.subject(row): (row, line) for row, line in lines.whole(output / "raw.jsonl")}
         _write(output / "rows.jsonl", [line for _, line in rows.values()])
@@ -276,7 +278,7 @@ def keep(output: Path, came_to: dict[str, Status]) -> None:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Let SIGTERM and Ctrl-C wait until what is written is written."""
+    """Delay SIGTERM and Ctrl-C until the block has finished writing."""
     waiting = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, waiting)
     try:
@@ -290,7 +292,7 @@ def _write(path: Path, rows: Sequence[bytes]) -> None:
 
 
 def _without_paths(text: bytes) -> bytes:
-    """Return the text with paths from here: lines to type name the interpreter and the folder of this machine."""
+    """Return the text without this machine's interpreter and folder, which commands to copy would name."""
     return text.replace(sys.executable.encode(), b"python").replace(f"{Path.cwd()}/".encode(), b"")
 
 

@@ -1,4 +1,4 @@
-"""What both races share: a contender's columns, where they are written and shown, and a process like a worker's."""
+"""The parts that both races share: a contender's columns, their output, and an environment like a worker's."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from benchmarks.paired import Dropped, Paired, in_a_line, race
 from benchmarks.peers import PACKAGES
 
 WRONG = 5
-ENTRANT_S = 300.0  # to load and check one contender, and to race it: the others wait
-_PLAIN_WIDTH = 160  # columns where no terminal says how wide it is
+ENTRANT_S = 300.0  # limit for loading and checking one contender, and for racing it, while the others wait
+_PLAIN_WIDTH = 160  # columns, if the output is not a terminal
 _RUNTIMES = ("triton", "onnxruntime-gpu", "tensorrt")
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True):
-    """One contender, as it is printed and written. A ratio is its time over that of the first one, where that ran.
+    """One contender's printed and stored result. A ratio is its time divided by that of the first one, if that ran.
 
-    `right` says whether its answer is; where it did not run, `verdict` gives the reason and there is no time. It was
+    `right` is set if its answer is correct; if it did not run, `verdict` gives the reason and there is no time. It was
     written at `t_wall` (seconds since 1970) by the code of `commit`.
     """
 
@@ -54,9 +54,9 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Entrant:
-    """A contender before the race: its call, or why there is none, and how its answer compares with the right one.
+    """A contender before the race: its call, or why there is none, and how its answer compares with the correct one.
 
-    `calls` says how many times its call computes the answer.
+    `calls` is how many times its call computes the answer.
     """
 
     name: str
@@ -67,13 +67,13 @@ class Entrant:
 
 
 def failed(name: str, error: Exception) -> Entrant:
-    """Return who raised what is neither a missing package nor a wrong name; the others race on."""
+    """Return a contender that failed for a reason other than a missing package or a wrong name; the others continue."""
     return Entrant(name, None, in_a_line(error), right=False)
 
 
 @contextmanager
 def limited() -> Iterator[None]:
-    """Raise TimeoutError inside after `ENTRANT_S`, as soon as Python runs; in the main thread only."""
+    """Raise TimeoutError in the block after `ENTRANT_S`, as soon as Python code runs; for the main thread only."""
 
     def end(*_: object) -> NoReturn:
         raise TimeoutError(f"not ready in {ENTRANT_S:g} s")
@@ -88,13 +88,13 @@ def limited() -> Iterator[None]:
 
 
 def run(entrants: Sequence[Entrant], device: torch.device, seconds: float) -> dict[str, Paired | Dropped]:
-    """Race those who have a call and return what was found by name; ratios are times over the first entrant's."""
+    """Race the entrants that have a call; return results by name, with ratios of their times to the first entrant's."""
     starters = [(entrant.name, entrant.call, entrant.calls) for entrant in entrants if entrant.call]
     return {result.name: result for result in race(starters, device, seconds, entrants[0].name, ENTRANT_S)}
 
 
 def fields(entrant: Entrant, result: Paired | Dropped | None) -> dict[str, Any]:
-    """Return a contender's own columns; before the race they say that it has not run."""
+    """Return a contender's own columns; before the race, these say that it has not run."""
     if isinstance(result, Dropped):
         return {"contender": entrant.name, "verdict": result.reason, "right": False}
     verdict = entrant.verdict if entrant.right or not entrant.call else f"WRONG: {entrant.verdict}"
@@ -108,12 +108,12 @@ def fields(entrant: Entrant, result: Paired | Dropped | None) -> dict[str, Any]:
 
 
 def cells(row: Timed) -> tuple[str, str]:
-    """Return the time and the ratio as a table shows them."""
+    """Return the time and the ratio as shown in a table."""
     return "-" if row.median_ms is None else f"{row.median_ms:.4g}", ratio(row)
 
 
 def ratio(row: Timed) -> str:
-    """Return the ratio with its interval as a table shows it."""
+    """Return the ratio with its interval as shown in a table."""
     if row.ratio is None:
         return "-"
     reach = f" [{row.ratio_low:.3g}, {row.ratio_high:.3g}]" if row.ratio_low and row.ratio_high else ""
@@ -121,38 +121,38 @@ def ratio(row: Timed) -> str:
 
 
 def fastest_first(row: Timed) -> tuple[bool, float]:
-    """Return what rows of one race are sorted by; who did not run comes last."""
+    """Return the sorting key for the rows of one race, in which those that did not run come last."""
     return row.median_ms is None, row.ratio or row.median_ms or 0.0
 
 
 def console() -> Console:
-    """Return what tables are printed on."""
+    """Return the console that tables are printed on."""
     return Console() if sys.stdout.isatty() else Console(width=_PLAIN_WIDTH)
 
 
 def end(wrong: Sequence[str]) -> NoReturn:
-    """End the program: with status 5, named, where one of ours answered wrongly."""
+    """End the program, with status 5 and a message if any of our own answers is wrong."""
     if wrong:
         typer.echo(f"wrong answers: {', '.join(wrong)}", err=True)
     raise typer.Exit(WRONG if wrong else 0)
 
 
 def write(rows: Sequence[Timed], output: Path | None) -> None:
-    """Append one JSON line a contender."""
+    """Append one JSON line for each contender."""
     if output is not None:
         columns = lines.stamp()
         lines.append(output, (msgspec.json.encode(msgspec.structs.replace(row, **columns)) for row in rows))
 
 
 def open_device(name: str, threads: int | None) -> torch.device:
-    """Return the device cpu, cuda or, for auto, the better one, with the settings of a worker."""
+    """Return the device cpu, cuda or, for auto, the better of them, with a worker's settings."""
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
 def device_name(device: torch.device) -> str:
-    """Return the GPU's name, or the CPU's with the threads that torch uses."""
+    """Return the GPU's name, or the CPU's with torch's number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
@@ -161,12 +161,12 @@ def device_name(device: torch.device) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of torch and of the packages that raced."""
+    """Return the versions of torch and of the packages of the peers."""
     return {"torch": str(torch.__version__)} | code.versions("benchd", *_RUNTIMES, *PACKAGES.values())
 
 
 def as_a_worker(module: str) -> None:
-    """Start `python -m module` again with a worker's environment: its heap settings are read before any allocation."""
+    """Restart `python -m module` with a worker's environment, because heap settings are read before any allocation."""
     options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     options.add_argument("--device", default="auto")
     asked = options.parse_known_args()[0].device

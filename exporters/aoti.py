@@ -1,7 +1,7 @@
-"""An AOTInductor package, read without torch: which parts it may contain, and what it says it was compiled for.
+"""Reads AOTInductor packages without torch: the parts that they may contain, and what they were compiled for.
 
-It is a zip whose only program is one library. torch's own loaders also unpickle weights and compile any C++ in a
-package, so a package with other parts is not opened.
+A package is a zip file whose only program is one library. torch's own loaders also unpickle weights and compile any C++
+in a package, so a package with other parts is not opened.
 """
 
 import re
@@ -25,9 +25,9 @@ _FACTS = "benchd"
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
-    """What a package was compiled for: it runs with the same torch, CPU or GPU, and number of threads.
+    """What a package was compiled for: it requires the same torch, CPU or GPU, and number of threads.
 
-    `outputs` are the paths of its answers in order, and `ops` counts its calls of each of our kernels.
+    `outputs` are the paths of its answers in order, and `ops` counts its calls to each of our kernels.
     """
 
     torch: str
@@ -38,7 +38,7 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     ops: dict[str, int] = {}
 
     def differs(self, wanted: "Made") -> str:
-        """Return how this differs from `wanted`, or an empty string if it does not."""
+        """Return how this differs from `wanted`; empty if it does not."""
         pairs = ((name, getattr(self, name), getattr(wanted, name)) for name in ("torch", "gpu", "threads"))
         told = [f"{name} {was or 'none'}, not {now or 'none'}" for name, was, now in pairs if was != now]
         return "; ".join([*told, *(["another CPU or instruction set"] if self.cpu != wanted.cpu else [])])
@@ -50,7 +50,7 @@ def metadata(made: Made) -> dict[str, str]:
 
 
 def keep_library(package: Path) -> None:
-    """Rewrite a package without the sources of its library, which contain paths of the machine that made it."""
+    """Rewrite a package without its library's sources, which contain paths from the machine that made it."""
     slim = package.with_name(f"{package.name}.slim")
     with ZipFile(package) as old, ZipFile(slim, "w", ZIP_STORED) as new:
         for part in old.infolist():

@@ -39,15 +39,15 @@ _KEY = re.compile(r"[A-Za-z0-9_.]+(-[A-Za-z0-9_.]+)*-[0-9a-f]{32}")
 _DISTRIBUTIONS = ("benchd", "torch", "onnx", "onnxscript", "onnxruntime", "tensorrt")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PIECE = 2**20
-_RUN = "suite_id"  # the fact that restricts an artifact to one run
+_RUN = "suite_id"  # the fact that restricts an artifact to a single run
 
 
 class ArtifactError(Exception):
-    """The store is unusable, or an artifact cannot be made; the message contains the folder and what to do."""
+    """The store is unusable, or an artifact cannot be made; the message names the folder and a remedy."""
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True):
-    """An artifact's metadata: its key was computed from `facts`, and `measured` comes from its writer."""
+    """An artifact's metadata: `facts` determine its key, and `measured` was returned by its writer."""
 
     schema: str = SCHEMA
     bytes: int
@@ -89,7 +89,7 @@ class ArtifactStore:
 
     An artifact returned by a store is in use until the store is closed or its process ends: no store removes it
     meanwhile. A store is for a single thread, and is a context manager that closes it. `notes` lists what was discarded
-    as damaged, and why. `read_only` is for a folder with another owner, which is then left untouched.
+    as damaged, and why. `read_only` is for a folder with a different owner, which is then left untouched.
     """
 
     def __init__(self, folder: Path, limit_bytes: int | None = None, *, read_only: bool = False) -> None:
@@ -110,7 +110,7 @@ class ArtifactStore:
             if self._read_only or not os.access(self._folder, os.W_OK):
                 self.notes.append(f"{key}: {damage}")
                 return None
-        # damaged, or being replaced: holding the lock tells which
+        # either damaged or being replaced: once the lock is held, it is clear which
         with self._locked(key):
             return self._verified_or_removed(key)
 
@@ -151,8 +151,9 @@ class ArtifactStore:
     def prune(self, limit_bytes: int, run: str | None = None) -> tuple[str, ...]:
         """Remove the least recently used artifacts until the rest take at most `limit_bytes`; return their keys.
 
-        Artifacts in use stay, as do those that another user does not let us remove. Leftovers of killed processes and
-        entries without metadata or content go first, and with `run` also artifacts restricted to another run.
+        Artifacts in use stay, as do those that belong to other users and may not be removed. Leftovers of killed
+        processes and entries without metadata or content go first, and so do, with `run`, artifacts restricted to a
+        different run.
         """
         with self._explaining():
             self._sweep()
@@ -167,7 +168,7 @@ class ArtifactStore:
             return tuple(removed)
 
     def close(self) -> None:
-        """Release the artifacts in use; the files stay until their space is needed."""
+        """Release the artifacts in use; their files stay until the space is needed."""
         while self._in_use:
             os.close(self._in_use.pop())
 
@@ -222,7 +223,7 @@ class ArtifactStore:
             self._require_one_file(path)
             fd = _opened(path)
             self._in_use.append(fd)
-            # the lock stays with the renamed file, so nobody removes the new entry
+            # the lock moves with the renamed file, so that no process removes the new entry
             fcntl.flock(fd, fcntl.LOCK_SH)
             metadata = _describe(path, facts, written if isinstance(written, Mapping) else {})
             (scratch / _METADATA).write_bytes(msgspec.json.format(msgspec.json.encode(metadata)))
@@ -245,7 +246,7 @@ class ArtifactStore:
     @contextmanager
     def _removing(self, scratch: Path) -> Iterator[None]:
         """Remove `scratch` before the block and after an error; report a full disk with the size needed."""
-        shutil.rmtree(scratch, ignore_errors=True)  # left by a killed process: we hold the lock
+        shutil.rmtree(scratch, ignore_errors=True)  # left by a killed process, because we hold the lock
         try:
             yield
         except BaseException as error:
@@ -277,7 +278,7 @@ class ArtifactStore:
 
     @contextmanager
     def _locked(self, key: str, *, wait: bool = True) -> Iterator[bool]:
-        """Hold the key's lock during a block; yield whether it was acquired, which may fail without `wait`."""
+        """Hold the key's lock during a block; yield whether it was acquired: without `wait`, that may fail."""
         path = self._entry(key).parent / ".locks" / key
         with self._explaining() if wait else nullcontext():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -294,7 +295,7 @@ class ArtifactStore:
     def _sweep(self) -> None:
         for path in [*(self._folder / ".making").glob("*"), *self._entries()]:
             with suppress(PermissionError), self._locked(path.name, wait=False) as free:
-                # without the lock, another process may be replacing the entry
+                # unless locked, the entry may be being replaced by another process
                 if free and not (path.parent == self._folder and _is_whole(path)):
                     shutil.rmtree(path, ignore_errors=True)
 
@@ -409,12 +410,12 @@ def _is_at(fd: int, path: Path) -> bool:
 def _lock(path: Path, *, wait: bool) -> tuple[int, bool]:
     """Return the open lock file, and whether the lock was acquired."""
     while True:
-        # read-only, because another group member's lock may be, and flock does not mind
+        # opened read-only, which suffices for flock: the lock file of another group member may be read-only
         fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         free = _flocked(fd, fcntl.LOCK_EX, wait=wait)
         if not free or _is_at(fd, path):
             return fd, free
-        os.close(fd)  # its holder removed it: open a new file
+        os.close(fd)  # removed by the process that held it: open a new file
 
 
 def _flocked(fd: int, operation: int, *, wait: bool) -> bool:
@@ -439,7 +440,7 @@ def _describe(path: Path, facts: Mapping[str, Any], measured: Mapping[str, Any])
 
 
 def _machine() -> str:
-    """Return the board's name if known, else the machine type."""
+    """Return the board's name if known, else the machine's architecture."""
     try:
         return Path("/proc/device-tree/model").read_text().strip("\0\n ")
     except OSError:

@@ -1,4 +1,4 @@
-"""What post-training quantisation requires and reports, whichever tool does it; needs neither torch nor ONNX."""
+"""The requirements and results of post-training quantisation, for all tools; needs neither torch nor ONNX."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,13 +11,13 @@ LEAST_IMAGES = 16
 
 
 class CannotQuantise(Exception):
-    """The model or its calibration images do not allow a quantised file; the message says why."""
+    """The model or its calibration images do not permit quantisation; the message says why."""
 
 
 class Quantised(msgspec.Struct, frozen=True):
-    """A quantised file: the layers in int8, those left in float32 with the reason, and its agreement.
+    """A quantised file: its int8 layers, the layers left in float32 with the reasons, and its agreement.
 
-    `exact` lists the int8 layers whose inputs are exact integers. Errors are relative to the float32 file on
+    `exact` lists the int8 layers whose inputs are exact integers. Errors are deviations from the float32 file on
     calibration images, as shares of its largest output; `agreeing` of `images` rows have the same class.
     """
 
@@ -43,9 +43,10 @@ def refuse_few(images: Sequence[NDArray[Any]], source: str) -> None:
 
 
 def agreement(exact: Sequence[NDArray[Any]], answers: Sequence[NDArray[Any]], batch: int) -> dict[str, Any]:
-    """Return the figures of Quantised for a model's answers in float (`exact`) and int8, batch by batch.
+    """Return the figures of Quantised, given a model's answers in float (`exact`) and int8, batch by batch.
 
-    An answer has a row per item if its first axis is the batch, else a single row. Raises CannotQuantise unless finite.
+    An answer has one row per item if its first axis is the batch, else a single row. Raises CannotQuantise if an answer
+    is not finite.
     """
     before, after = (
         np.concatenate([part.reshape(batch if part.shape[:1] == (batch,) else 1, -1) for part in parts], dtype=float)

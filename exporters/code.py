@@ -1,4 +1,4 @@
-"""The code of benchd and the versions that a stored file was made with, for its key and facts. Torch-free."""
+"""The code and the versions that a stored file was made with, for its key and facts; torch-free."""
 
 import functools
 import hashlib
@@ -6,16 +6,16 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]  # of a checkout, or of the installed benchd package
+ROOT = Path(__file__).parents[1]  # the folder of the checkout, or of the installed benchd package
 SHIPPED = ("models", "kernels", "exporters")
 _SUFFIXES = (".py", ".c", ".h")
 
 
 @functools.cache
 def sha256(*places: str) -> str:
-    """Return a hash of the source in these files and folders of benchd, equal for a checkout and an install.
+    """Return a hash of the source in these files and folders of benchd, the same for a checkout and an installation.
 
-    Without arguments it covers the code that builds, runs and exports the models.
+    Without arguments, the code that builds, runs and exports the models is hashed.
     """
     digest = hashlib.sha256()
     for place in places or SHIPPED:
@@ -27,7 +27,7 @@ def sha256(*places: str) -> str:
 
 
 def versions(*distributions: str) -> dict[str, str]:
-    """Return the versions of the installed ones among these distributions, as of the first call."""
+    """Return the versions of those of these distributions that are installed, as of the first call."""
     return {name: version for name in distributions if (version := _version(name))}
 
 

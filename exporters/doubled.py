@@ -1,6 +1,6 @@
-"""A module in float64 whose large weights stay in float32 and are converted only while an operation uses them.
+"""Converts modules to float64, except large weights, which stay in float32 until an operation uses them.
 
-The copies of a module share these weights, so that a check needs little more memory than the module and its largest
+All copies of a module share these weights, so that a check needs little more memory than the module and its largest
 weight in float64.
 """
 
@@ -35,23 +35,23 @@ def in_float64(module: nn.Module) -> nn.Module:
 
 
 def reading(module: nn.Module) -> Callable[..., Any]:
-    """Return the module as a function that reads its large weights in float64."""
+    """Return a function that runs the module with its large weights read in float64."""
     return partial(_run, module) if _large(module) else module
 
 
 def places(module: nn.Module) -> set[int]:
-    """Return the addresses of the large weights, which copies share and nothing may overwrite."""
+    """Return the addresses of the large weights, which copies share and which must not be overwritten."""
     return {weight.data_ptr() for weight in _large(module).values()}
 
 
 def _run(module: nn.Module, *inputs: Tensor) -> Any:
-    ctypes.CDLL(None).malloc_trim(0)  # fragments of the kept heap would be too small for this run's weights
+    ctypes.CDLL(None).malloc_trim(0)  # otherwise the fragmented heap would lack space for this run's weights
     with _Reading(_large(module)):
         return module(*inputs)
 
 
 def _large(module: nn.Module) -> dict[int, nn.Parameter]:
-    """Return the large float32 weights by identity, except in TorchScript, whose reads no mode intercepts."""
+    """Return the large float32 weights by identity; none in TorchScript, whose reads a torch mode cannot intercept."""
     scripted = (part for part in module.modules() if isinstance(part, torch.jit.ScriptModule))
     hidden = {id(weight) for part in scripted for weight in part.parameters()}
     return {
@@ -99,7 +99,8 @@ class _Reading(TorchFunctionMode):
         """Return the output of a linear layer, computed in parts of its rows."""
         rows, columns = weight.shape
         count = min(rows, max(1, LARGE // columns))
-        held = torch.empty(count, columns, dtype=torch.float64, device=weight.device)  # once: the heap never shrinks
+        # allocated once, because the heap never shrinks
+        held = torch.empty(count, columns, dtype=torch.float64, device=weight.device)
         answers = []
         for first in range(0, rows, count):
             part = slice(first, first + count)

@@ -1,4 +1,4 @@
-"""The identity of a model's file: what it is made from, and the form of the scan for its target. Needs no ONNX."""
+"""The identity of a model's file: its sources, and the form of the scan for its target; does not need ONNX."""
 
 import platform
 import re
@@ -12,27 +12,28 @@ Precision = Literal["fp32", "fp16", "int8"]
 FloatPrecision = Literal["fp32", "fp16"]
 Form = Literal["scan", "two_level"]
 Target = Literal["cpu", "cpu_without_scan", "cuda", "tensorrt"]
-"""Where a file runs; some CPU runtimes do not support the Scan node."""
+"""The target on which a file runs; some CPU runtimes do not support the Scan node."""
 
 QuantisedFor = Literal["cpu", "avx2", "arm", "tensorrt"]
-"""What runs a quantised file: ONNX Runtime on an x86 CPU, on one whose byte products overflow (7-bit weights), or on
-another CPU, whose kernels require int8 with a zero point of 0; else TensorRT, where outputs stay in float."""
+"""The target of a quantised file: ONNX Runtime on an x86 CPU, on one whose byte products overflow (7-bit weights), or
+on any other CPU, whose kernels require int8 with a zero point of 0; or TensorRT, where outputs stay in float."""
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
 QUANTISED_FOR: tuple[QuantisedFor, ...] = ("cpu", "avx2", "arm", "tensorrt")
 FORMS: tuple[Form, ...] = ("scan", "two_level")
-# TensorRT 10.3 supports 9 to 20; from 19 on, Pad and AveragePool have no CUDA kernel in ONNX Runtime before 1.25, and
-# each of them would copy to the CPU and back (microsoft/onnxruntime issues 26393 and 27729)
+# TensorRT 10.3 supports opsets 9 to 20; from 19 on, ONNX Runtime before 1.25 has no CUDA kernels for Pad and
+# AveragePool, each of which would copy to the CPU and back (microsoft/onnxruntime issues 26393 and 27729)
 OPSET = 18
-# whose version affects the file; torchvision provides the layers of the ResNets
+# packages whose versions affect the file; torchvision provides the layers of the ResNets
 EXPORTERS = ("torch", "torchvision", "timm", "onnx", "onnx-ir", "onnxscript")
-ONLY_OUTPUT = "outputs"  # the file's output name for a model with a single tensor
+ONLY_OUTPUT = "outputs"  # the name of the output in the file of a model that returns a single tensor
 
 
 def form(options: Mapping[str, Any], target: Target) -> Form | None:
     """Return the form of the scan for this target, or None for a model without one; `options` must be complete.
 
-    Measured: on a CPU one Scan node keeps its state in the cache; a GPU launches kernels for each iteration of it.
+    As measured: on a CPU, a single Scan node keeps its state in the cache; a GPU launches kernels for each of its
+    iterations.
     """
     if "scan" not in options:
         return None
@@ -40,7 +41,7 @@ def form(options: Mapping[str, Any], target: Target) -> Form | None:
 
 
 def quantised_for(target: Target) -> QuantisedFor:
-    """Return what an int8 file for this target is made for: x86 has fast kernels only for uint8 activations."""
+    """Return the kind of int8 file for this target: x86 has fast kernels only for uint8 activations."""
     if target not in ("cpu", "cpu_without_scan"):
         return "tensorrt"
     if not is_x86():
@@ -54,7 +55,7 @@ def is_x86() -> bool:
 
 
 def overflows(root: Path = Path("/")) -> bool:
-    """Return whether this x86 CPU adds two byte products in 16 bits, which overflow, because it lacks VNNI."""
+    """Return whether this x86 CPU lacks VNNI: it then adds two byte products in 16 bits, which overflow."""
     match = re.search(r"^flags\s*:(.*)$", (root / "proc/cpuinfo").read_text(), re.MULTILINE)
     return not {"avx512_vnni", "avx_vnni"} & set(match[1].split() if match else [])
 

@@ -35,11 +35,11 @@ LEAST_IMAGES = 8
 INLINE_BYTES = 2**31 - 2**24  # protobuf's limit, minus the size of the graph
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
-_TRACED_BATCH = 2  # torch treats a batch of one as a constant
+_TRACED_BATCH = 2  # torch treats a batch size of one as a constant
 
 
 class ExportError(Exception):
-    """A model cannot be exported, or the file is not as requested; the message says what is wrong."""
+    """A model cannot be exported, or the file is not as requested; the message says why."""
 
 
 class NotExportable(ExportError):
@@ -49,7 +49,7 @@ class NotExportable(ExportError):
 class Exported(msgspec.Struct, frozen=True):
     """Facts about a checked file; without ONNX Runtime `parity` is null and `unchecked` says so.
 
-    `outputs` are the output names in the file: a name also used by an input was changed.
+    `outputs` are the output names in the file, where a name that an input also uses is changed.
     """
 
     opset: int
@@ -80,8 +80,8 @@ def export(
     """Write `module`, float32 in eval mode on the CPU, to `path`; return facts about the file.
 
     `images` (n, ...) are the inputs for the comparison, by their names in the file if there are several. `axes` gives
-    the axis of n where it is not the first, or None for an input shared by the batch. Inputs with `lengths` keep the
-    next axis dynamic, up to the length of `images`, and those with the same lengths share it. The module returns a
+    the axis of n where it is not the first, or None for an input shared by the batch. For inputs with `lengths`, the
+    next axis is dynamic, up to the length of `images`, and inputs with the same lengths share it. The module returns a
     tensor for each of `outputs`, in a tuple if there are several. `batch` None leaves the batch dynamic. Weights above
     `inline_bytes` go to a second file. Raises ExportError, leaving no incomplete or wrong file behind.
     """
@@ -123,14 +123,14 @@ def export(
 
 
 def _save(model: onnx_ir.Model, path: Path, inline_bytes: int) -> None:
-    """Write the model to one file, or to two, with large weights in the second: a file is limited to 2 GB."""
+    """Write the model to one file, or to two, with large weights in the second, because a file is limited to 2 GB."""
     weights = (value.const_value for graph in model.graphs() for value in graph.initializers.values())
     is_small = sum(weight.nbytes for weight in weights if weight is not None) <= inline_bytes
     onnx_ir.save(model, path, external_data=None if is_small else path.name + artifacts.DATA)
 
 
 def _prepared(module: nn.Module, precision: FloatPrecision) -> nn.Module:
-    """Return a copy in this precision that does not recompute values from its weights in each run."""
+    """Return a copy in this precision that does not recompute values derived from its weights in each run."""
     ready = doubled.copied(module).to(_DTYPES[precision]).eval().requires_grad_(False)
     freeze = getattr(ready, "freeze", None)
     if freeze:
@@ -149,7 +149,7 @@ class _Encoded(nn.Module):
 
 
 def _inputs(module: nn.Module, images: Tensor) -> Tensor:
-    """Return the file's input for these images, which is one random draw for a model with random encoding."""
+    """Return the file's input for these images; for a model with random encoding, that is a single random draw."""
     encode: Any = getattr(module, "encode", None)
     return images if encode is None else encode(images, _uniforms(module, images))
 
@@ -162,7 +162,7 @@ def _uniforms(module: nn.Module, images: Tensor) -> Tensor | None:
 
 
 def _repeated(values: Tensor, axis: int | None, places: Sequence[int]) -> Tensor:
-    """Return the items at these places, repeated, as a copy: torch takes the sizes behind a view as dynamic."""
+    """Return the items at these places, repeated, as a copy: torch treats the sizes of a view's base as dynamic."""
     return values.clone() if axis is None else values.index_select(axis, torch.tensor(places) % values.shape[axis])
 
 
@@ -176,7 +176,7 @@ def _traced(
     sizes: Sequence[Mapping[int, str]] | None,
     names: tuple[list[str], list[str]],
 ) -> onnx_ir.Model:
-    """Return the graph that torch writes; raise ExportError if a dynamic size was traced with another range."""
+    """Return the graph that torch writes; raise ExportError if a dynamic size was traced with a different range."""
     longest = {
         name: example.shape[axis]
         for example, open_ones in zip(examples, sizes or [], strict=False)
@@ -201,7 +201,7 @@ def _traced(
                 input_names=names[0],
                 output_names=names[1],
             )
-    except Exception as error:  # any of its many stages may raise anything
+    except Exception as error:  # its many stages may raise anything
         raise NotExportable(f"torch {torch.__version__} cannot export this: {_cause(error)}") from error
     if program is None or program.exported_program is None:
         raise ExportError(f"torch {torch.__version__} wrote no program")
@@ -225,7 +225,7 @@ def _gathers(module: nn.Module) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the exporter's messages about its internals; real problems are raised."""
+    """Hide the exporter's messages about its internals; real problems raise errors."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     try:
@@ -240,7 +240,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _cause(error: BaseException) -> str:
-    """Return the innermost reason: the outer ones are advice on reporting it."""
+    """Return the innermost reason; the outer ones are advice on reporting it."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
@@ -331,7 +331,7 @@ def _proven(
 
 
 def _halved(names: Sequence[str], values: Sequence[Tensor], varying: Sequence[str]) -> list[Tensor]:
-    """Return these inputs, with the `varying` ones cut to half their length."""
+    """Return these inputs, with the `varying` ones halved in length."""
     pairs = zip(names, values, strict=True)
     return [value[:, : (value.shape[1] + 1) // 2].contiguous() if name in varying else value for name, value in pairs]
 
@@ -350,7 +350,7 @@ class _Drawn(nn.Module):
 
 
 def _batches(given: Sequence[tuple[Tensor, int | None]], batch: int | None) -> list[tuple[int, list[Tensor]]]:
-    """Return inputs in batches of the file's size, or of three if its batch is dynamic, each with its size."""
+    """Return inputs in batches of the file's size, or of three if that is dynamic, and the size of each."""
     sizes = DYNAMIC_BATCHES if batch is None else (batch,) * -(-LEAST_IMAGES // batch)
     places = [range(end - size, end) for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)]
     return [(len(each), [_repeated(values, axis, each) for values, axis in given]) for each in places]

@@ -1,4 +1,4 @@
-"""The work in an ONNX file with fixed sizes, from the shapes that onnx infers."""
+"""Counts the work in an ONNX file with fixed sizes, from the shapes that onnx infers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
@@ -52,12 +52,12 @@ _FORMULAS: dict[str, Callable[[onnx.NodeProto, Shape, Sequence[Shape]], int]] = 
     "Einsum": _einsum,
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
 }
-# operators whose products have no formula here, or whose body may run any number of times
+# operators whose products cannot be counted here, or whose body may run any number of times
 _UNKNOWN = {"Attention", "DFT", "DeformConv", "If", "Loop", "STFT", "Scan"}
 
 
 def count(path: Path, inputs: Mapping[str, Shape]) -> Counted:
-    """Return the work of one run of the file on inputs of these shapes, batch included, counted as in float32."""
+    """Return the work of one run of the file on inputs of these shapes, including the batch, counted as in float32."""
     model = onnx.load(path, load_external_data=False)
     for value in model.graph.input:
         for size, dim in zip(inputs.get(value.name, ()), value.type.tensor_type.shape.dim, strict=False):

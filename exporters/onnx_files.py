@@ -1,4 +1,4 @@
-"""What can be read from an ONNX file without its weights: the names of its inputs and outputs, for example."""
+"""Reads facts from an ONNX file without its weights, such as the names of its inputs and outputs."""
 
 from collections.abc import Collection, Iterator
 from itertools import count
@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper
 
 _DRAWING = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
-# operators that compute floats, which no other operator uses as a size or index
+# operators that compute floats, whose results other operators never use as a size or index
 _COMPUTING_NAMES = (
     "BatchNormalization Conv ConvTranspose Erf Exp GRU Gelu Gemm InstanceNormalization LSTM LayerNormalization "
     "LogSoftmax MatMul RNN Sigmoid Softmax Tanh"
@@ -37,7 +37,7 @@ def data_files(path: Path) -> list[Path]:
 
 
 def cut_short(model: onnx.ModelProto, folder: Path) -> list[str]:
-    """Return the files in the model's folder that end before the weights in them do."""
+    """Return the files in the model's folder that are shorter than the weights they should contain."""
     read = [{entry.key: entry.value for entry in tensor.external_data} for tensor in _tensors(model)]
     ends = {(entry["location"], int(entry.get("offset", 0)) + int(entry.get("length", 0))) for entry in read if entry}
     return sorted({place for place, end in ends if (folder / place).stat().st_size < end})
@@ -59,7 +59,7 @@ def _is_foreign(node: onnx.NodeProto, own: Collection[str]) -> bool:
 
 
 def drawing(path: Path) -> list[str]:
-    """Return the types of the file's operators that draw random numbers."""
+    """Return the types of operators in the file that draw random numbers."""
     return sorted({node.op_type for node in _nodes(path) if node.op_type in _DRAWING or _drops(node)})
 
 

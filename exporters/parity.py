@@ -1,8 +1,8 @@
-"""The deviation of an exported file from its model, each compared with the model in float64 on the same images.
+"""Compares an exported file and its model with the model in float64, on the same images.
 
-A file may deviate twice as much as its model in the same precision: where the model jumps, as to another class, so may
-the file. A wrong graph is wrong on most images, while a spiking neuron that fires one step later because of rounding
-changes few. Spiking and quantised models are therefore judged by the median image and by their answers.
+A file may deviate twice as much as its model in the same precision: where the model jumps, for example to a different
+class, so may the file. A wrong graph is wrong on most images, while a spiking neuron that fires one step later because
+of rounding changes few. Spiking and quantised models are therefore judged by the median image and by their answers.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from benchd.exporters import doubled
 
 Run = Callable[..., list[np.ndarray]]
 
-_TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2}  # of the largest absolute output
+_TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2}  # as a share of the largest absolute output
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
 
@@ -31,7 +31,7 @@ class Parity(msgspec.Struct, frozen=True):
     argmax_disagreements: int
 
 
-_HIDING = 1 / 3  # of the largest output: a larger rounding error of the model itself makes its class meaningless
+_HIDING = 1 / 3  # share of the largest output: with a larger rounding error, the model's own class is meaningless
 
 
 class Differs(Exception):
@@ -45,9 +45,9 @@ def compare(
     precision: Literal["fp32", "fp16"],
     judged_by: Literal["outputs", "codes"],
 ) -> Parity:
-    """Return how `run` agrees with `module` on batches of its inputs, each with its size; raise Differs if it does not.
+    """Return how far `run` agrees with `module` on batches of inputs, each with its size; raise Differs if it does not.
 
-    Each output is judged separately, and the figures are for the worst one. A model that cannot run in float64 is
+    Each output is judged separately, and the figures are those of the worst. A model that cannot run in float64 is
     compared with itself in float32.
     """
     try:

@@ -27,7 +27,7 @@ _COMPARED_IMAGES = 64
 
 
 class Prepared:
-    """A module exported for inputs of these shapes, with observers around the products to be quantised.
+    """A module exported for inputs of these shapes, with observers around the products to quantise.
 
     `layers` lists these products, and `left_fp32` the others with the reason. Raises CannotQuantise if the module
     cannot be exported or has nothing to quantise.
@@ -50,7 +50,7 @@ class Prepared:
             with torch.no_grad():
                 for batch in batches:
                     observing(*batch)
-        except RuntimeError as error:  # from a histogram without bounds
+        except RuntimeError as error:  # raised for a histogram without bounds
             raise CannotQuantise(f"an activation has no range on the calibration images: {_line(error)}") from error
         ranges = {name: value.contiguous() for name, value in _ranges(observing)}
         ends = [value for name, value in ranges.items() if name.endswith(("min_val", "max_val"))]
@@ -60,7 +60,7 @@ class Prepared:
         return self._compared(self.converted(path), batches)
 
     def converted(self, path: Path) -> GraphModule:
-        """Return the quantised graph with the ranges in this file, ready for torch.compile with freezing."""
+        """Return the quantised graph with the ranges from this file, ready for torch.compile with freezing."""
         graph = copy.deepcopy(self._graph)
         for name, value in load_file(path).items():
             observer, _, buffer = name.rpartition(".")
@@ -85,9 +85,9 @@ class Prepared:
 
 
 def _prepared(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[GraphModule, dict[str, str]]:
-    """Return the graph with observers, and the products left out before that with the reasons.
+    """Return the graph with observers, and the products excluded beforehand with the reasons.
 
-    torchao finds its patterns by the modules in a strictly exported graph, which not every module supports.
+    torchao finds its patterns by the modules in a strictly exported graph, but not every module supports strict export.
     """
     try:
         try:
@@ -109,14 +109,14 @@ def _observed(module: nn.Module, inputs: tuple[Tensor, ...], *, strict: bool) ->
         graph = torch.export.export(copy.deepcopy(module), inputs, strict=strict).module()
     left = _left_out(graph)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The input of ")  # pooling stays in float32
+        warnings.filterwarnings("ignore", "The input of ")  # says that pooling stays in float32
         return prepare_pt2e(graph, _quantizer()), left
 
 
 def _quantizer() -> Any:
     config = x86.get_default_x86_inductor_quantization_config(reduce_range=files.overflows())
     quantizer = x86.X86InductorQuantizer().set_global(config)
-    return quantizer.set_function_type_qconfig(torch.mul, None)  # a product of two activations
+    return quantizer.set_function_type_qconfig(torch.mul, None)  # multiplications of two activations stay in float32
 
 
 def _left_out(graph: GraphModule) -> dict[str, str]:
@@ -149,7 +149,7 @@ def _has_weight(node: Node) -> bool:
 
 
 def _weight(node: Node) -> Node:
-    """Return the node behind the product's second argument and its observer: a constant."""
+    """Return the constant that is the product's second argument, behind its observer."""
     weight = node.args[1]
     while isinstance(weight, Node) and weight.op == "call_module":
         weight = weight.args[0]
@@ -157,7 +157,7 @@ def _weight(node: Node) -> Node:
 
 
 def _name(node: Node) -> str:
-    """Return a product's layer name: the module of its weight, or its node."""
+    """Return a product's layer name: that of its weight's module, or of its node."""
     return str(_weight(node).target).removesuffix(".weight") if _has_weight(node) else node.name
 
 

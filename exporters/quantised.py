@@ -28,7 +28,7 @@ Feed = dict[str, NDArray[Any]]
 PERCENTILE = 99.999
 _BINS = 2048
 _LARGEST_CODE = 127
-_GRID_ERROR = 1e-4  # of a step: rounding error of an exact multiple in float32
+_GRID_ERROR = 1e-4  # share of a grid step: float32's rounding error for an exact multiple
 _PRODUCTS = ("Conv", "MatMul", "Gemm")
 # ONNX Runtime runs a Conv or Gemm in integers only if its output is quantised too, which costs accuracy elsewhere
 _FLOAT_OUTPUTS = ["MatMul"]
@@ -70,7 +70,7 @@ def _prepared(source: Path, path: Path) -> ModelProto:
 
     try:
         quant_pre_process(source, path, skip_symbolic_shape=True)
-    except Exception as error:  # any of its many steps may raise anything
+    except Exception as error:  # its many steps may raise anything
         raise CannotQuantise(f"ONNX Runtime cannot prepare it: {str(error).strip().splitlines()[0]}") from error
     model = onnx.load(path)
     used = {node.domain for node in model.graph.node}
@@ -119,10 +119,10 @@ def _chosen(model: ModelProto, *, recurrent: bool) -> tuple[list[NodeProto], dic
 def _seen(
     model: ModelProto, chosen: Sequence[NodeProto], feeds: Sequence[Feed], *, smooth: bool
 ) -> tuple[dict[str, float | None], dict[str, NDArray[Any]]]:
-    """Return the grid step of each node input (None if not on a grid), and the magnitudes to `smooth` by.
+    """Return the grid step of each node input (None if not on a grid), and the magnitudes for `smooth`.
 
-    A tensor with at most 127 codes on either side of 0 is exact in int8 with the step as its scale. The inputs of
-    projections are smoothed by their largest magnitudes (tokens, channels). Raises CannotQuantise unless all are
+    A tensor with at most 127 codes on either side of 0 is exact in int8, with the step as its scale. The inputs of
+    projections are smoothed using their largest magnitudes (tokens, channels). Raises CannotQuantise unless all are
     finite.
     """
     by_token = {node.input[0] for node in chosen if smooth and node.op_type == "MatMul"}
@@ -154,7 +154,7 @@ def activations(model: ModelProto, names: Sequence[str], feeds: Sequence[Feed]) 
 
 
 def _merged(seen: NDArray[Any] | None, value: NDArray[Any]) -> NDArray[Any] | None:
-    """Return the distinct magnitudes including those of `value`, or None if there are too many for a grid."""
+    """Return the distinct magnitudes, including those in `value`, or None if there are too many for a grid."""
     if seen is None:
         return None
     merged = _distinct(np.concatenate([seen, np.abs(value).ravel()]))
@@ -162,7 +162,7 @@ def _merged(seen: NDArray[Any] | None, value: NDArray[Any]) -> NDArray[Any] | No
 
 
 def _distinct(magnitudes: NDArray[Any]) -> NDArray[Any]:
-    """Return the distinct positive magnitudes; those within float32's rounding error of each other count once."""
+    """Return the distinct positive magnitudes, merging those within float32's rounding error of each other."""
     values = np.unique(magnitudes[magnitudes > 0])
     if not len(values):
         return values
@@ -246,13 +246,13 @@ def _ranges(model: ModelProto, kinds: Sequence[str], feeds: Sequence[Feed], fold
     with _quiet():
         calibrator = create_calibrator(path, kinds, str(augmented), method, extra_options=options)
         calibrator.infer_session = sessions.open_session(augmented, level=sessions.LOWER[-1], spin=False)
-        for feed in feeds:  # one at a time, because it keeps all activations of its input
+        for feed in feeds:  # one at a time, because the calibrator keeps all activations for its input
             calibrator.collect_data(_Reader([feed]))
         return dict(calibrator.compute_data().items())
 
 
 class _Reader:
-    """ONNX Runtime's CalibrationDataReader over feeds."""
+    """ONNX Runtime's CalibrationDataReader for feeds."""
 
     def __init__(self, feeds: Sequence[Feed]) -> None:
         self._left = iter(feeds)
@@ -263,7 +263,7 @@ class _Reader:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide what the quantiser prints and logs; real problems are raised."""
+    """Hide what the quantiser prints and logs; real problems raise errors."""
     level = logging.getLogger().level
     logging.getLogger().setLevel(logging.ERROR)
     try:
@@ -288,7 +288,7 @@ def _refuse_unquantised(model: ModelProto, names: Sequence[str]) -> None:
 
 
 def _compared(source: Path, path: Path, feeds: Sequence[Feed], most: int = 64) -> dict[str, Any]:
-    """Return the errors of the int8 file relative to the float32 file; raise if its answers are not finite."""
+    """Return the int8 file's deviations from the float32 file; raise if its answers are not finite."""
     files = [sessions.open_session(file, spin=False) for file in (source, path)]
     exact, answers = ([session.run(None, feed)[0] for feed in feeds[:most]] for session in files)
     return agreement(exact, answers, len(next(iter(feeds[0].values()))))

@@ -1,4 +1,4 @@
-"""The selective recurrence in ONNX, in two forms made of standard ops; which is faster depends on the runtime.
+"""The selective recurrence in two forms of standard ONNX ops; which is faster depends on the runtime.
 
     h[t] = exp(delta[t] A) h[t-1] + x[t] B[t]      y[t] = sum over n of h[t] C[t]      h[-1] = 0
 
@@ -52,7 +52,7 @@ class _Form:
             raise ValueError(f"{self._name}: at most one batch size may be dynamic, not {shape}")
 
     def scan(self) -> ir.Value:
-        """Return y, computed by a Scan over the tokens."""
+        """Return y, computed by a Scan node over the tokens."""
         delta, x, C = (self._op("Unsqueeze", value, self._int(-2)) for value in (self._delta, self._x, self._C))
         B = self._op("Unsqueeze", self._B, self._int(-1))
         # zeros in the shape of the state, for any batch
@@ -67,7 +67,7 @@ class _Form:
         return self._op("Squeeze", y, self._int(-2))
 
     def _token(self) -> ir.Graph:
-        """Return the Scan body: from the state (*batch, N, E) and one token to the next state and y (*batch, 1, E)."""
+        """Return the Scan body; it maps a state (*batch, N, E) and a token to the next state and y (*batch, 1, E)."""
         kind, names = self._delta.type, ("state", "delta", "x", "B", "C")
         state, delta, x, B, C = inputs = [ir.Value(name=f"{self._name}.{name}", type=kind) for name in names]
         tape = ir.tape.Tape()

@@ -1,6 +1,7 @@
 """ONNX Runtime sessions that run on the requested provider, or not at all.
 
-By default ONNX Runtime silently falls back to another provider, and its two distributions overwrite each other's files.
+By default ONNX Runtime silently falls back to a different provider, and its two distributions overwrite each other's
+files.
 """
 
 import json
@@ -25,7 +26,7 @@ PROVIDERS: dict[Provider, str] = {
     "tensorrt": "TensorrtExecutionProvider",
 }
 LOWER: tuple[Level, ...] = ("ORT_ENABLE_EXTENDED", "ORT_ENABLE_BASIC", "ORT_DISABLE_ALL")
-"""Graph optimisation levels below the default; at the last one the file runs node by node as written."""
+"""Graph optimisation levels below the default; at the last one, the file runs as written, node by node."""
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu")
 EXACT_INT8 = "session.x64quantprecision"
 # no TF32, as with torch here, and no algorithm search in every session
@@ -35,7 +36,7 @@ _TIMED = "_kernel_time"
 
 
 class SessionError(Exception):
-    """ONNX Runtime cannot run a file, or not on the requested provider; the message says why."""
+    """ONNX Runtime cannot run a file, at least on the requested provider; the message says why."""
 
 
 class OnnxRuntimeUnavailable(SessionError):
@@ -61,7 +62,7 @@ def cuda_build() -> str:
 
 
 def installed() -> dict[str, str]:
-    """Return the version of each installed ONNX Runtime distribution; the second of two overwrote the first."""
+    """Return the version of each installed ONNX Runtime distribution; if there are two, one overwrote the other."""
     return code.versions(*DISTRIBUTIONS)
 
 
@@ -95,7 +96,7 @@ def _settings(threads: int | None) -> Any:
     settings.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
     settings.inter_op_num_threads = 1
     settings.log_severity_level = _ERRORS_ONLY
-    # without VNNI byte products overflow in 16 bits: weights of more than 7 bits need the exact, slower way
+    # without VNNI, byte products overflow in 16 bits: weights of more than 7 bits need the exact but slower kernels
     settings.add_session_config_entry(EXACT_INT8, "1")
     return settings
 
@@ -113,7 +114,7 @@ def _session(
     if name not in ort.get_available_providers():
         raise OnnxRuntimeUnavailable(f"this onnxruntime {ort.__version__} has no {name}: {cuda_build()}")
     if provider != "cpu" and hasattr(ort, "preload_dlls"):
-        ort.preload_dlls()  # the CUDA libraries in torch's wheels
+        ort.preload_dlls()  # loads the CUDA libraries from torch's wheels
     if provider == "tensorrt" and find_spec("tensorrt"):
         import_module("tensorrt")  # loads libnvinfer from its wheel, where the provider does not look
     settings.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
@@ -121,7 +122,7 @@ def _session(
         session = ort.InferenceSession(edited or str(path), settings, [(name, options)], enable_fallback=0)
     except Exception as error:  # its exception classes have no common base
         reason = str(error).strip().split("\n")[0].rstrip(".")
-        if level not in LOWER and provider != "tensorrt":  # builds for TensorRT take minutes
+        if level not in LOWER and provider != "tensorrt":  # another TensorRT build would take minutes
             reason += _below(path, provider, settings, options)
         raise SessionError(f"{path.name}: ONNX Runtime {ort.__version__} cannot load it: {reason}") from error
     if session.get_providers()[0] != name:
@@ -140,7 +141,7 @@ def _below(path: Path, provider: Provider, settings: Any, options: dict[str, Any
 
 
 class Node(NamedTuple):
-    """A node of the optimised graph that ran."""
+    """A node that ran, of the optimised graph."""
 
     name: str
     place: str
@@ -149,7 +150,7 @@ class Node(NamedTuple):
 
 
 def profiled(path: Path, provider: Provider, feeds: dict[str, Any], options: dict[str, Any]) -> list[Node]:
-    """Return the nodes that ran, in order, in one profiled run of a separate session."""
+    """Return the nodes that ran, in order, in a profiled run of a separate session."""
     with tempfile.TemporaryDirectory() as folder:
         settings = _settings(None)
         settings.enable_profiling = True
@@ -169,7 +170,7 @@ def timed(
     threads: int,
     optimised: Path | None,
 ) -> list[list[tuple[Node, float]]]:
-    """Return each node that ran and its ms, in each of `runs` of a separate session after one to warm up.
+    """Return each node that ran and its ms, for each of `runs` in a separate session, after a warm-up run.
 
     The session's optimised graph is saved as `optimised`.
     """

@@ -1,4 +1,4 @@
-"""Whether this machine is a Jetson, which JetPack it runs, and where its packages come from.
+"""Finds out whether this machine is a Jetson, which JetPack it runs, and where its packages come from.
 
 Also a script for use without an environment and with an old Python: `python3 exporters/tegra.py WHAT [ROOT]` prints
 `index`, `constraints`, `beside` or `release` for this board, or exits with a message if benchd cannot run on it.
@@ -21,10 +21,10 @@ WHEELS = "https://pypi.jetson-ai-lab.io/"
 
 @dataclass(frozen=True)
 class Release:
-    """A release of JetPack and what a board that runs it needs.
+    """A release of JetPack and the packages that a board needs with it.
 
     `l4t` lists the L4T versions that it is based on, without the last part; `repository` is NVIDIA's library repository
-    for its Ubuntu, and `beside` lists what the index's torch links to without requiring it.
+    for its Ubuntu, and `beside` lists packages that the index's torch links to without requiring them.
     """
 
     jetpack: str
@@ -53,18 +53,18 @@ _KEYRING = "cuda-keyring_1.1-1_all.deb"
 _LIBRARY = f"""with NVIDIA's CUDA repository, whose key comes first:
   wget https://developer.download.nvidia.com/compute/cuda/repos/{{repository}}/{_KEYRING}
   sudo dpkg -i {_KEYRING} && sudo apt update && sudo apt install {{package}}"""
-# libraries that torch from a board's index links to, but that neither it nor a flashed board includes
+# libraries that the torch from a board's index links to, but that neither it nor a flashed board includes
 _LIBRARIES = {"libcudss": "cudss", "libcusparseLt": "libcusparselt0", "libnvpl_blas": "nvpl", "libnvpl_lapack": "nvpl"}
 
 
 class TooOld(Exception):
-    """Why benchd does not run on the board's JetPack, and what to do."""
+    """The board's JetPack is too old for benchd; the message says what to do."""
 
 
 def is_tegra(root: Path = Path("/")) -> bool:
     """Return whether this is an NVIDIA Tegra SoC, as on a Jetson and in a container there.
 
-    According to the device tree or the kernel: an unprivileged container does not see the tree (jetson-gpio 73).
+    This is known from the device tree or the kernel: an unprivileged container cannot see the tree (jetson-gpio 73).
     """
     telling = (root / file for file in ("proc/device-tree/compatible", "proc/sys/kernel/osrelease"))
     return any(file.exists() and b"tegra" in file.read_bytes() for file in telling)
@@ -80,8 +80,8 @@ def l4t(root: Path = Path("/")) -> str:
 def release_of(version: str, system: str = "") -> tuple[Release, bool]:
     """Return the release for an L4T version, with or without its R, and whether RELEASES lists that version.
 
-    For an unlisted version it is the last known release before it. Without a version it is the last release for the
-    Ubuntu in `system`, such as "Ubuntu 22.04.5 LTS", else the newest. Raises TooOld for JetPack 6.0 and older.
+    An unlisted version counts as the last known release before it. Without a version, the release is the last one for
+    the Ubuntu in `system`, such as "Ubuntu 22.04.5 LTS", else the newest. Raises TooOld for JetPack 6.0 and older.
     """
     if not version:
         return next((known for known in reversed(RELEASES) if f"Ubuntu {known.ubuntu}" in system), RELEASES[-1]), False
@@ -113,8 +113,8 @@ def described(root: Path = Path("/")) -> str:
 
 
 def install(packages: str, root: Path = Path("/")) -> str:
-    """Return the command that installs these packages on this machine: on a Jetson from its board's index."""
-    usual = f"pip install {packages}"  # on a Jetson they are installed by then, and this adds their requirements
+    """Return the command that installs these packages on this machine, on a Jetson from its board's index."""
+    usual = f"pip install {packages}"  # on a Jetson, the packages are installed first, and this adds their requirements
     if not is_tegra(root):
         return usual
     try:
@@ -127,13 +127,13 @@ def install(packages: str, root: Path = Path("/")) -> str:
 
 
 def library(error: str, root: Path = Path("/")) -> str | None:
-    """Return what installs the library named in an import error of torch, or None if every board has it."""
+    """Return the command that installs the library named in torch's import error, or None if every board has it."""
     package = next((package for name, package in _LIBRARIES.items() if name in error), None)
     return package and _LIBRARY.format(repository=release(root)[0].repository, package=package)
 
 
 def remedy(package: Package, root: Path = Path("/")) -> str:
-    """Return what installs a runtime's package on this machine."""
+    """Return the command that installs a runtime's package on this machine."""
     if is_tegra(root) and (package.wheel or package.on_board):
         return package.on_board or install(package.wheel, root)
     from benchd.daemon.machine.installed import adding  # noqa: PLC0415 - the script runs without benchd

@@ -1,7 +1,7 @@
-"""Builds a TensorRT engine from an ONNX file, and runs it by device addresses; TensorRT 10.3 and newer.
+"""Builds a TensorRT engine from an ONNX file, and runs it on device addresses; for TensorRT 10.3 and newer.
 
 The file defines the precision, and networks are strongly typed: TensorRT computes in the file's types. A plan (a
-serialised engine) fits one TensorRT version and one type of GPU; its engine name says how it was built.
+serialised engine) works with one TensorRT version and one type of GPU; its engine name says how it was built.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class OutOfMemory(BuildError):
 
 
 class NoLayerOnDla(BuildError):
-    """All layers would fall back to the GPU; the message contains the file name."""
+    """All layers would fall back to the GPU; the message names the file."""
 
 
 class OutOfTime(BuildError):
@@ -81,7 +81,7 @@ class EngineError(Exception):
 
 
 class ForeignPlan(EngineError):
-    """A plan that this TensorRT cannot load on this GPU; rebuilding it helps."""
+    """The plan cannot be loaded by this TensorRT on this GPU; rebuilding it helps."""
 
 
 class BatchRange(msgspec.Struct, frozen=True):
@@ -162,14 +162,14 @@ def default_workspace_bytes(root: Path = Path("/")) -> int | None:
 
 
 def timing_cache_path(version: str, gpu_name: str) -> Path:
-    """Return the file of kernel timings kept between builds, for this TensorRT on this GPU."""
+    """Return the path of the kernel timings that are kept between builds, for this TensorRT on this GPU."""
     return folders.cache() / "tensorrt" / (re.sub(r"[^A-Za-z0-9.]+", "_", f"{version}-{gpu_name}") + ".timing")
 
 
 def load() -> TensorRT:
     """Return the tensorrt module; raise TensorRtUnavailable with what to do.
 
-    Never call TensorRT without a working CUDA device: its runtime then crashes the process.
+    Never call TensorRT without a working CUDA device, because its runtime would crash the process.
     """
     if not torch.cuda.is_available():
         raise TensorRtUnavailable("TensorRT needs a CUDA device")
@@ -205,7 +205,7 @@ def build(
     """Build the engine of `onnx` for the current GPU, write it to `plan` and kernel timings to `timing_cache`.
 
     If a strongly typed build fails on TensorRT 10, a weakly typed one in `precision` replaces it, and the result says
-    so. With `dla`, layers are built for that DLA core, except those that only the GPU supports. The build stops after
+    so. With `dla`, layers are built for that DLA core, except layers that only the GPU supports. The build stops after
     `limit_s`. Raises BuildError, including OutOfMemory, OutOfTime and NoLayerOnDla, and TensorRtUnavailable if TensorRT
     does not start or has no such core.
     """
@@ -274,7 +274,7 @@ class _Build:
         config = self._builder.create_builder_config()
         config.profiling_verbosity = self._trt.ProfilingVerbosity.DETAILED
         config.progress_monitor = self._monitor
-        config.clear_flag(self._trt.BuilderFlag.TF32)  # on by default, but not fp32
+        config.clear_flag(self._trt.BuilderFlag.TF32)  # on by default, but less precise than fp32
         if self._workspace_bytes is not None:
             config.set_memory_pool_limit(self._trt.MemoryPoolType.WORKSPACE, self._workspace_bytes)
         if self._dla is not None:
@@ -370,7 +370,7 @@ def _last(errors: Sequence[str]) -> str:
     return "; ".join(errors[-_ERRORS_SHOWN:]) or "its log names no error"
 
 
-# pybind11 requires subclasses of its own classes, which exist only once TensorRT is imported
+# pybind11 requires subclasses of TensorRT's classes, which exist only after its import
 
 
 def _logger(trt: TensorRT, errors: list[str]) -> ILogger:

@@ -44,7 +44,7 @@ class Call:
 
 @functools.cache
 def load(source: Path, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
-    """Return the compiled C file `source` as a library, compiling it unless an earlier process has done so.
+    """Return the library compiled from the C file `source`, compiling it unless an earlier process has done so.
 
     `flags` are further compiler flags, such as EXACT. Raises Unavailable if there is no compiler, if it fails or if its
     library cannot be loaded.
@@ -77,7 +77,7 @@ def fields(*spelled: str) -> list[tuple[str, type]]:
 
 
 def real(dtype: torch.dtype) -> str:
-    """Return the flag that makes a kernel's REAL float, or double for float64."""
+    """Return the flag that defines a kernel's REAL as float, or as double for float64."""
     return f"-DREAL={'double' if dtype == torch.float64 else 'float'}"
 
 

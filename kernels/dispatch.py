@@ -14,7 +14,7 @@ IMPLEMENTATIONS = {"torch": "torch_impl", "triton": "triton_impl", "native": "na
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton kernels run on the CPU, slowly
 
 _WORDS = {"native": "native", "triton": "Triton"}
-_REFUSED: dict[str, str] = {}  # why a module cannot be imported
+_REFUSED: dict[str, str] = {}  # reasons why modules cannot be imported
 
 
 class Unavailable(RuntimeError):
@@ -33,7 +33,7 @@ def require_device(op: str, kernel: str, tensor: Tensor) -> None:
 
 
 def require_inference(op: str, kernel: str, *given: Any) -> None:
-    """Raise Unavailable if any tensor of `given` needs a gradient, which `kernel` does not have."""
+    """Raise Unavailable if any tensor of `given` needs a gradient, which `kernel` does not support."""
     if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in given):
         raise Unavailable(
             f"{op}: the {_WORDS[kernel]} kernel has no gradient; use implementation='torch', or torch.no_grad()"
@@ -78,7 +78,7 @@ def require_convolution(op: str, x: Tensor, weight: Tensor, bias: Tensor | None,
 
 
 def chosen(implementation: str, device: torch.device) -> str:
-    """Return the name of an implementation; "auto" is triton for CUDA and native for CPU tensors.
+    """Return the name of an implementation; "auto" stands for triton for CUDA tensors and native for CPU tensors.
 
     Raises ValueError for an unknown name.
     """

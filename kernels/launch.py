@@ -1,4 +1,4 @@
-"""How Triton kernels are launched, on which GPU, and how a launch is repeated."""
+"""Launches Triton kernels on the right GPU, and repeats launches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(
 
 
 def repeated(launch: Launch, places: list[tuple[int, int]], device: torch.device) -> Again:
-    """Return a call that repeats the launch with other memory, given by its addresses, on a stream.
+    """Return a call that repeats the launch on a stream with different memory, given by its addresses.
 
     `places` gives, for each tensor, the index of its address and the offset from it.
     """

@@ -1,4 +1,4 @@
-"""How many warps of a kernel fit on a multiprocessor (SM) at once, and what limits them: arithmetic, no GPU.
+"""Computes, without a GPU, how many warps of a kernel fit on a multiprocessor (SM) at once, and what limits them.
 
 The limits per compute capability are from the tables "Compute Capabilities" in the CUDA Programming Guide; the
 allocation of registers and shared memory follows NVIDIA's occupancy calculator, which the tests compare with. Left out:
@@ -22,9 +22,9 @@ class Architecture:
     shared_bytes: int
     reserved_bytes: int = KIB  # reserved by the driver in every block's shared memory
     shared_unit: int = 128  # bytes
-    registers: int = 64 * KIB  # for all blocks, and the maximum for one block
+    registers: int = 64 * KIB  # shared by all blocks, and the maximum for one block
     register_unit: int = 256  # per warp
-    partitions: int = 4  # each with its share of the registers
+    partitions: int = 4  # each has an equal part of the registers
 
 
 ARCHITECTURES = {

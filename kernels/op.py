@@ -1,4 +1,4 @@
-"""Creates torch ops, one for the kernels of every device: traced, compiled and profiled by name, and cheap to call.
+"""Creates torch ops, each for the kernels of all devices: traced, compiled and profiled by name, and cheap to call.
 
 torch.library.custom_op does the same, but adds checks to each call that cost a tenth of a small kernel's time at batch
 1; here opcheck runs them in the tests.
@@ -27,7 +27,7 @@ _TELLS_EXPORTS = TorchVersion(torch.__version__) >= "2.10"
 # tensors like the native kernel, so there it needs its own overload.
 _KEYS = {"native": "CPU", "triton": "CompositeExplicitAutograd" if INTERPRETED else "CUDA"}
 _OVERLOADS = {"native": "default", "triton": "interpreted" if INTERPRETED else "default"}
-_MOST_PLANS = 1000  # per op: limits what is kept for a caller whose shapes or numbers never repeat
+_MOST_PLANS = 1000  # per op: limits the memory used for a caller whose shapes or numbers never repeat
 
 
 class Op(Generic[Given, Made]):
@@ -57,13 +57,13 @@ class Op(Generic[Given, Made]):
         self._ops = {which: getattr(packet, overload) for which, overload in _OVERLOADS.items()}
 
     def __call__(self, name: str, implementation: str, given: Given, check: Callable[[], None]) -> Made:
-        """Return the result of `implementation` for `given`, whose first argument determines where "auto" computes.
+        """Return the result of `implementation` for `given`; "auto" is chosen by the device of the first argument.
 
         `check` raises an error if the tensors do not fit each other; it is called once per signature. If no gradient is
         needed and nothing observes ops, a kernel is called without its op, which takes as long as a small kernel.
 
         Raises ValueError for an unknown implementation, and Unavailable with `name` and the reason for one that cannot
-        run here: there is no fallback, because a kernel replaced by another would be timed under the wrong name.
+        run here: there is no fallback, because a substitute would be timed under the wrong name.
         """
         if (function := self._functions.get(implementation)) is not None:
             check()
@@ -81,13 +81,14 @@ class Op(Generic[Given, Made]):
         if not self._learns:
             require_inference(name, which, *given)
         if which in self._float32:
-            refuse_float64(name, which, *tuple(given)[: self._summed])  # torch 2.8 traces no slice of a NamedTuple
+            refuse_float64(name, which, *tuple(given)[: self._summed])  # torch 2.8 cannot trace a slice of a NamedTuple
         return self._planned(which, key, given) if key and plan.is_plain(key) else self._ops[which](*given)
 
     def _planned(self, which: str, key: tuple[Any, ...], given: Given) -> Made:
         """Return a kernel's result for `given`, using the plan for the key, which is created if missing.
 
-        While a larger plan is recorded, the kernel is launched directly, and its result is memory between launches.
+        While a larger plan is being recorded, the kernel is launched directly, and its result is memory that launches
+        share.
         """
         if plan.of_thread.recording is not None:
             made = self._kernels[which](given)
@@ -120,7 +121,7 @@ class Op(Generic[Given, Made]):
         return register
 
     def _kernel(self, which: str, function: Callable[[Given], Made]) -> Callable[[Given], Made]:
-        """Return the function in the form in which torch's op calls it."""
+        """Return the function in the form that torch's op calls."""
         if which == "native":
             return function
 
@@ -158,7 +159,7 @@ def op(
     """Return a decorator for a function that allocates the results of the op `benchd::name` without computing them.
 
     The fields of its single parameter, a NamedTuple, are the op's arguments: tensors, which the op does not change, and
-    numbers. An op that `learns` gets its gradient from `Op.learn`, any other raises Unavailable if one is needed.
+    numbers. An op that `learns` gets its gradient from `Op.learn`; any other op raises Unavailable if one is needed.
     `float32` lists the kernels that sum in float32 and reject the first `summed` arguments in float64, because quietly
     rounding them would return a result in a precision that was not requested.
     """

@@ -1,8 +1,8 @@
 """The launches of an op for arguments of one signature, repeated without inspecting them again.
 
-A plan is recorded with stand-ins for the arguments: equal tensors, each in its own storage, so that a launch's
+A plan is recorded with stand-ins for the arguments: similar tensors, each in its own storage, so that a launch's
 addresses identify the arguments. A later call allocates the results and one workspace, and repeats the launches with
-its own addresses. Everything else that a launch depends on is in the signature.
+its own addresses. The signature contains everything else that a launch depends on.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ def recording() -> Iterator[Recording]:
 
 
 def workspace(memory: Tensor) -> Tensor:
-    """Return uninitialised memory that one launch passes to the next, which a recording can tell from copies."""
+    """Return uninitialised memory that one launch passes to the next, which a recording can distinguish from copies."""
     if (now := of_thread.recording) is not None:
         now.workspace.append(memory)
     return memory
 
 
 def signature(given: Sequence[Any]) -> list[Any]:
-    """Return what a call depends on except the values in its tensors; a tensor subclass stands for itself."""
+    """Return everything that a call depends on except its tensors' values; a tensor subclass is included as it is."""
     return [
         (each.shape, each.stride(), each.dtype, each.device, each.data_ptr() & 15) if each.__class__ in _PLAIN else each
         for each in given
@@ -81,10 +81,10 @@ def is_plain(signed: Sequence[Any]) -> bool:
 
 
 def planned(function: Callable[[Given], Made], given: Given, held: Sequence[Tensor] = ()) -> Callable[[Given], Made]:
-    """Return a function for equal arguments: the plan of `function`, made of Triton kernels, or itself if it has none.
+    """Return a function for similar arguments: the plan of `function`, or `function` itself if it cannot be planned.
 
-    `held` are tensors that it reads in addition to its arguments, and that stay in place. No plan is made while a CUDA
-    graph is captured, because the graph would include the launches of the recording.
+    `held` are tensors that it reads in addition to its arguments, and whose memory does not move. No plan is made while
+    a CUDA graph is captured, because the graph would include the launches of the recording.
     """
     device = next(each.device for each in given if isinstance(each, Tensor))
     if INTERPRETED or torch.cuda.is_current_stream_capturing():
@@ -135,7 +135,7 @@ def recorded(
         made = function(type(given)(*stand_ins))
     results: tuple[Tensor, ...] = made if isinstance(made, tuple) else (made,)  # type: ignore[assignment]
     owners = [*(each for each in stand_ins if isinstance(each, Tensor)), *results]
-    # by storage: the index of a call's address, and the offset; index 0 is address 0, for tensors that stay in place
+    # by storage: the index of a call's address, and the offset; index 0 is address 0, for tensors that do not move
     places = {_storage(each): (0, 0) for each in held}
     places |= {_storage(each): (1 + which, each.data_ptr()) for which, each in enumerate(owners)}
     between = {_storage(each): each for each in now.workspace if _storage(each) not in places}
@@ -155,7 +155,7 @@ def recorded(
 
 
 def _arranged(memory: dict[int, Tensor], launches: Sequence[Launch]) -> tuple[dict[int, int], int]:
-    """Return the offset in a workspace of each memory, kept from its first launch to its last, and the total bytes."""
+    """Return each memory's offset in a workspace, reserved from its first launch to its last, and the total bytes."""
     spans: dict[int, list[int]] = {}
     for number, launch in enumerate(launches):
         for storage in {_storage(each) for each in launch.tensors if each is not None} & set(memory):

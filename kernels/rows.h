@@ -1,5 +1,5 @@
 /* Rows of numbers in registers, for kernels on channels-last tokens; in float32, or in bfloat16 outside registers.
-   Included by a kernel's only file: everything is static. */
+   Everything is static, because each kernel's only file includes this one. */
 
 #include <string.h>
 #ifdef __AVX512F__
@@ -22,7 +22,7 @@
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t whole __attribute__((vector_size(4 * LANES)));
 
-#ifdef BF16 /* in memory: the upper half of a float */
+#ifdef BF16 /* the type in memory: the upper half of a float */
 typedef uint16_t number;
 typedef uint16_t numbers __attribute__((vector_size(2 * LANES)));
 #else
@@ -35,7 +35,7 @@ typedef struct {
     lanes part[PARTS];
 } row;
 
-/* x + ROUND has round(x) in its low bits; the bits of ROUND itself are lost when shifted into the exponent */
+/* x + ROUND contains round(x) in its low bits; the bits of ROUND itself are lost when shifted into the exponent */
 #define ROUND 12582912.0f
 #define LOG2_E 1.44269504f
 #define LOG2_E_REST 1.92596303e-8f /* log2(e) - LOG2_E */
@@ -48,7 +48,7 @@ INLINE lanes chosen(whole mask, lanes yes, lanes no) {
     return (lanes)((mask & (whole)yes) | (~mask & (whole)no));
 }
 
-/* b unless a is larger: keeps a NaN in b */
+/* the larger of a and b; a NaN in b is kept */
 INLINE lanes larger(lanes a, lanes b) {
 #ifdef __AVX512F__
     return (lanes)_mm512_max_ps((__m512)a, (__m512)b);
@@ -57,8 +57,9 @@ INLINE lanes larger(lanes a, lanes b) {
 #endif
 }
 
-/* 2^rest for |rest| <= 1/2 with a relative error of 3e-7, also relative to its distance from 1: what a slow state
-   forgets is as exact as what it keeps. For bfloat16, which rounds to 4e-3, the error is 4e-4. */
+/* 2^rest for |rest| <= 1/2 with a relative error of 3e-7, also relative to its distance from 1, so that
+   the part that a slow state forgets is as exact as the part that it keeps. For bfloat16, which rounds to 4e-3, the
+   error is 4e-4. */
 INLINE lanes near_power(lanes rest) {
 #ifdef BF16
     lanes p = 2.42028881e-1f + rest * 5.55038201e-2f;
@@ -80,7 +81,7 @@ INLINE lanes exponent_of(lanes x) {
     return larger(every(-87.0f), (lanes)((whole)x | INT32_MIN));
 }
 
-/* e^x for such an x; rounding x log2(e) in between would cost |x| half units in the last place */
+/* e^x for x from `exponent_of`; a rounded x log2(e) would add an error of |x| half units in the last place */
 INLINE lanes exp_of(lanes x) {
     lanes shifted = x * LOG2_E + ROUND;
     return power((x * LOG2_E - (shifted - ROUND)) + x * LOG2_E_REST, shifted);
@@ -103,7 +104,7 @@ INLINE lanes silu_of(lanes x) {
 }
 
 #ifdef BF16
-/* GCC splits a conversion between vectors of different lengths in two, although AVX-512 has an instruction */
+/* GCC splits a conversion between vectors of different lengths in two, although AVX-512 has an instruction for it */
 INLINE lanes widened(numbers x) {
 #ifdef __AVX512F__
     whole bits = (whole)_mm512_cvtepu16_epi32((__m256i)x);

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 OptionValue = int | float | bool | str
 Kernels = Literal["torch", "custom", "custom-int8"]
-"""What a model runs on: the best plain PyTorch, our own kernels, or our kernels with int8 weights on a CPU."""
+"""The kernels that a model uses: the best of plain PyTorch, our own, or our own with int8 weights on a CPU."""
 
 NO_INT8 = "our kernels convolve only the integers of spiking and quantised nets; onnxruntime-int8 quantises others"
 TRAINING = "training is measured on eager and, for the ST-BIF net, on custom"
@@ -53,7 +53,7 @@ def _convert(name: str, value: OptionValue, kind: type) -> OptionValue:
         converted: OptionValue = kind(value)
     except (ValueError, OverflowError):
         raise UsageError(f"option {name}={value}: expected {kind.__name__}") from None
-    if isinstance(converted, int) and converted.bit_length() > 63:  # no record could store it
+    if isinstance(converted, int) and converted.bit_length() > 63:  # too large for a record
         raise UsageError(f"option {name}={value}: more than 64 bits")
     if isinstance(converted, float) and not math.isfinite(converted):
         raise UsageError(f"option {name}={value}: expected a finite number")
@@ -65,14 +65,14 @@ class Model:
     """A catalogued model: its builder, input and options.
 
     `factory` is "module:function"; the function takes `name`, `kernels` and the options as keywords and returns an
-    nn.Module in eval mode. `input_shape` is the shape of one image, in which an option's name stands for its value, or
-    is empty if the built module defines it. `inputs` is the distribution of seeded random images: "unit" for uniform in
-    [0, 1), "normal" for standard normal (a normalised image). Spiking and quantised models are judged by flipped codes,
-    the others by their outputs. `refuse` returns why a combination of options makes no sense, else None.
-    `custom_kernels` are the devices on which the model can run our kernels; `custom_int8` is set if they support int8
-    weights on a CPU, `custom_training` if they have gradients. `ann` is the model with the same weights but without
-    spikes. `cost` names the formula in `cost.py` that counts its operations. `is_planned` includes the model in a plan
-    that lists no models, and `batch_size` is used by a plan without batch sizes.
+    nn.Module in eval mode. `input_shape` is the shape of one image, in which the name of an option stands for its
+    value; it is empty if the built module defines the shape. `inputs` is the distribution of seeded random images:
+    "unit" for uniform in [0, 1), "normal" for standard normal (a normalised image). Spiking and quantised models are
+    judged by their flipped codes, all others by their outputs. `refuse` returns why a combination of options makes no
+    sense, else None. `custom_kernels` are the devices on which the model can run our kernels; `custom_int8` is set if
+    they support int8 weights on a CPU, `custom_training` if they have gradients. `ann` is the model with the same
+    weights but without spikes. `cost` names the formula in `cost.py` that counts its operations. `is_planned` includes
+    the model in plans that do not list models, and `batch_size` is the default of plans without batch sizes.
     """
 
     summary: str
@@ -103,7 +103,7 @@ class Model:
         return values
 
     def without_defaults(self, options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
-        """Return the options that differ from their defaults, which are part of the case's name."""
+        """Return the options that differ from their defaults: these are part of the case's name."""
         return {name: value for name, value in options.items() if value != self.options[name].default}
 
     def image_shape(self, options: Mapping[str, OptionValue]) -> tuple[int, ...]:
@@ -136,7 +136,7 @@ _RESNET_OPTIONS = {
 
 
 def _too_few_steps(options: Mapping[str, Any]) -> str | None:
-    """Return why T is too small: the input is spread over L//2-1 steps and would be truncated."""
+    """Return why T is too small, if it is: the input is spread over L//2-1 steps and would be truncated."""
     step = options["level"] // 2 - 1
     if options["time_steps"] >= step:
         return None

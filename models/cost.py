@@ -19,7 +19,7 @@ The fused steps, and the values passed between them, for any precision:
 
 Whatever is the same at every time step counts once: OnePass' conv1 on a repeated image, stem and fc of the ST-BIF net.
 
-Training is forward and backward without an optimiser. Each figure is a minimum by itself: operations and exponentials
+Training is forward and backward without an optimiser. Each figure is a minimum on its own: operations and exponentials
 assume that all values of the forward pass were kept, bytes that only the passed values were.
 
     matrix_flops       three times the forward's, minus the gradient that the image does not need
@@ -112,7 +112,7 @@ def _inference_bytes(forward: _Forward, batch_size: int, number: int) -> int:
 
 
 def _training_bytes(forward: _Forward, batch_size: int, number: int) -> int:
-    # a model without parameters learns its input, whose gradient is written
+    # in a model without parameters, the input is learned, so its gradient is written
     images = number * forward.inputs * (2 if forward.parameters else 3)
     crossing = forward.width * (forward.written + 2 * forward.read) + number * 2 * forward.read
     return 3 * number * forward.parameters + batch_size * (images + crossing + 2 * number * forward.outputs)
@@ -173,7 +173,8 @@ def _onepass(options: Mapping[str, Any]) -> _Forward:
     )
 
 
-_STAGES = ((1, 1, 8), (1, 2, 4), (2, 4, 2), (4, 8, 1))  # channels in and out as multiples of the width, side for 32x32
+# input and output channels as multiples of the width, and the side for 32x32 images
+_STAGES = ((1, 1, 8), (1, 2, 4), (2, 4, 2), (4, 8, 1))
 
 
 def _resnet(options: Mapping[str, Any]) -> _Forward:
@@ -197,8 +198,8 @@ def _resnet(options: Mapping[str, Any]) -> _Forward:
         elementwise_flops=steps * (neuron * (first * 16**2 + 4 * numbers) + 8 * pooled + 2 * numbers),
         inputs=3 * 32**2,
         outputs=10,
-        # each block: the output of its first half is read once, its own by the next block and its shortcut, the last by
-        # the head
+        # the output of a block's first half is read once, that of a block by the next block and its shortcut, the last
+        # one's by the head
         written=steps * (pooled + 4 * numbers),
         read=steps * (2 * pooled + 6 * numbers - 8 * first),
         width=1,

@@ -29,7 +29,7 @@ _NORMALISATION = {
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
 }
-_DIGITS_MEAN, _DIGITS_STD = 0.3053, 0.3236  # of the enlarged digits
+_DIGITS_MEAN, _DIGITS_STD = 0.3053, 0.3236  # mean and standard deviation of the enlarged digits
 _DIGITS_MAX, _DIGITS_CLASSES = 16, 10
 
 
@@ -48,7 +48,7 @@ Preprocess = Callable[[Any], torch.Tensor]
 class ImageSet:
     """Labelled images on this machine, each read and preprocessed on demand.
 
-    `classes` is the number of classes, or a lower bound with labels from a file, which may omit classes.
+    `classes` is the number of classes, or a lower bound if the labels come from a file, which may omit classes.
     `preprocessing` describes how an image becomes an input.
     """
 
@@ -237,7 +237,7 @@ def _open_cifar10(folder: str, train: bool) -> Any:
 
 
 def _open_image_folder(folder: str, train: bool) -> Any:
-    del train  # each folder is a single set, so this has no training images
+    del train  # a folder is a single set, without separate training images
     from torchvision import datasets  # noqa: PLC0415 - see above
 
     try:

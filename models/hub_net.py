@@ -85,13 +85,14 @@ def _inputs(net: Any, folder: Path) -> list[str]:
         mels = getattr(config, "num_mel_bins", None)
         return [f"{name}={config.max_length}x{mels}" if mels else f"{name}={_SAMPLES}"]
     if name == "input_ids":
-        words = min(_WORDS, getattr(config, "max_position_embeddings", _WORDS) - 2)  # RoBERTa starts after its padding
+        # RoBERTa's positions start after its padding
+        words = min(_WORDS, getattr(config, "max_position_embeddings", _WORDS) - 2)
         return [f"{name}=int64:{words}:0-{config.vocab_size - 1}", f"attention_mask=int64:{words}:1-1"]
     raise UnfitModel(f"{type(net).__name__} reads {name}: only images, audio and text are supported here; use --module")
 
 
 def _sides(config: Any, folder: Path) -> tuple[int, int]:
-    """Return the height and width of the images: the processor's, else the net's."""
+    """Return the height and width of the images, as given by the processor, else by the net."""
     path = folder / "preprocessor_config.json"
     told: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     size: Any = told.get("crop_size") or told.get("size") or getattr(config, "image_size", _SIDE)

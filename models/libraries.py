@@ -1,4 +1,4 @@
-"""Models of another library by name, as in `torchvision:resnet18`: lists its names without importing torch."""
+"""Models from other libraries by name, as in `torchvision:resnet18`: lists the names without importing torch."""
 
 import difflib
 import importlib.util
@@ -11,7 +11,7 @@ from benchd.daemon.errors import NotAvailable, UsageError
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 # @register_model, @register_model() or @register_model(name="..."), then other decorators and the function
 _REGISTERED = re.compile(r"^@register_model\b(?:\(name=[\"'](\w+)[\"']\))?.*?^def (\w+)\(", re.MULTILINE | re.DOTALL)
-# torchvision models that benchd does not measure: a part of the name, and the reason
+# torchvision models that benchd cannot measure, by a part of their names, with the reason
 _NOT_MEASURED = {
     "quantized_": "its int8 modules run only in eager; measure the float model of the same name",
     "raft_": "optical flow takes two images; measure it as your own module, with --module",

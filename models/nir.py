@@ -1,13 +1,14 @@
 """A net in NIR, the exchange format of spiking frameworks, as a module that runs all time steps in one call.
 
-Each neuron is stepped by forward Euler, as in the frameworks; whatever the file leaves open is an option:
+Each neuron is stepped by forward Euler, as in the frameworks; anything that the file does not define is an option:
 
     I <- I + dt / tau_syn (w_in x - I)                 for CubaLIF and CubaLI; elsewhere I = x
     v <- v + dt / tau (v_leak - v + r I)               for IF and I: v <- v + dt r I
     a spike if v > v_threshold, which then resets v
 
-With `gain` "per_step", the first factor of x, w_in or r, is what one step adds, instead of dt / tau times it. A state
-starts at v_leak, or at 0 without a leak. Edges that close a cycle carry the previous step. Equations: neuroir.org.
+With `gain` "per_step", the first factor of x, w_in or r, is added in full at each step, instead of times dt / tau. A
+state starts at v_leak, or at 0 without a leak. Edges that close a cycle carry the previous step. Equations:
+neuroir.org.
 """
 
 import math
@@ -291,7 +292,7 @@ class NirNet(nn.Module):
         edges = [(start, end) for start, end in graph.edges if end in self._keys]
         stateless = [name for name in kept if not hasattr(self._of(name), "step")]
         self._groups = [_Group(names, edges, stateless) for names in _cycles(kept, edges)]
-        self.register_buffer("_numbers", torch.zeros(()), persistent=False)  # has the type shared by all buffers
+        self.register_buffer("_numbers", torch.zeros(()), persistent=False)  # its type is that of all buffers
 
     def _of(self, name: str) -> Any:
         return self.nodes[self._keys[name]]
@@ -352,7 +353,7 @@ def _at_rest(node: Any) -> Tensor | None:
 
 
 def _in_order(graph: Graph) -> list[str]:
-    """Return the nodes between Input and Output, excluding the Input, each after one that leads to it."""
+    """Return the nodes between Input and Output, excluding the Input, each after a node that leads to it."""
     reached, leading = _reach(graph.edges, graph.input), _reach([edge[::-1] for edge in graph.edges], graph.output)
     if graph.input not in leading:
         raise UsageError("nothing leads from the Input to the Output")
@@ -380,7 +381,7 @@ def _reach(edges: Iterable[tuple[str, ...]], first: str) -> list[str]:
 
 
 def _cycles(names: Sequence[str], edges: Sequence[tuple[str, str]]) -> Iterator[list[str]]:
-    """Yield the strongly connected components, each after all that lead to it."""
+    """Yield the strongly connected components, each after all those that lead to it."""
     reached = {name: set(_reach(edges, name)) for name in names}
     together = {
         name: tuple(other for other in names if other in reached[name] and name in reached[other]) for name in names

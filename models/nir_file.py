@@ -1,7 +1,7 @@
 """Reads a net in NIR, the exchange format of spiking frameworks: an HDF5 file of nodes and edges, without torch.
 
-Such a file contains no code, but HDF5 can read other files and expand without bound: links, external and virtual data
-sets, plugin filters and overly large content are rejected. Format: Pedersen et al., Neuromorphic intermediate
+Such a file contains no code, but HDF5 can read other files and expand without limit. Links, external and virtual data
+sets, plugin filters and overly large content are therefore rejected. Format: Pedersen et al., Neuromorphic intermediate
 representation, Nature Communications, 2024.
 """
 
@@ -16,7 +16,8 @@ from benchd.daemon.errors import Unsupported, UsageError
 
 _MOST_NODES = 1024
 _DEEPEST = 16
-_MOST_BYTES, _MOST_EXPANDED = 2**30, 64  # of content; for larger files, the ratio of content to file size
+# maximum size of the content; above it, the largest ratio of content to file size
+_MOST_BYTES, _MOST_EXPANDED = 2**30, 64
 _FILTERS = {1, 2, 3, 32000}  # deflate, shuffle, checksum, lzf
 _GRAPH, _INPUT, _OUTPUT = "NIRGraph", "Input", "Output"
 

@@ -1,8 +1,8 @@
 """Random weights that make the outputs of a trainable net depend on all its parts and on the input.
 
-Fresh nets are unlike trained ones: batch norm has no statistics, so values vanish (1e-14 in EfficientNet) or overflow
-half precision (1e8 in ResNet-152), heads are zero (ViT), and residual branches are all but switched off by a scale of
-zero or 1e-6. A variant that leaves out a layer would pass every check.
+Untrained nets differ from trained ones: batch norm has no statistics, so values vanish (1e-14 in EfficientNet) or
+overflow half precision (1e8 in ResNet-152), heads are zero (ViT), and residual branches are all but switched off by a
+scale of zero or 1e-6. A variant that leaves out a layer would pass every check.
 """
 
 import torch

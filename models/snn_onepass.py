@@ -24,7 +24,7 @@ from benchd.models.synapses import Synapses, per_weight
 from benchd.models.weights import WeightsError
 
 PUBLISHED_NAMES = {r"^head\.1\.": "fc1.", r"^head\.3\.": "fc2."}
-"""Key patterns in the source's checkpoints, and our names for them."""
+"""Patterns of keys in the source's checkpoints, and our names for them."""
 
 _FRAMES = 128
 """Time steps of images processed together: their currents stay in a CPU's cache, in reused memory."""
@@ -68,7 +68,7 @@ class PooledLif(nn.Module):
 
 
 class SpikeConv2d(nn.Conv2d):
-    """A convolution of pooled spikes, by our kernels if they support it, else a plain one."""
+    """A convolution of pooled spikes, by our kernels if they support it, else by plain PyTorch."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, padding: int, per_weight: int) -> None:
         super().__init__(in_channels, out_channels, kernel_size, padding=padding)
@@ -205,7 +205,7 @@ class OnePass(nn.Module):
         """Return the result of `_spikes`, from a convolution of first spikes: see `benchd.kernels.lif.native`."""
         current, _ = self._stem(images)  # already includes the bias
         if is_hooked(self.lif1):
-            self.lif1(current)  # only for the hooks
+            self.lif1(current)  # only to run the hooks
         return self.lif2(self.lif1.first(current), self.conv2)
 
     def _read_out(self, spikes: torch.Tensor) -> torch.Tensor:

@@ -38,7 +38,7 @@ from benchd.models.synapses import Synapses, per_weight
 from benchd.models.weights import WeightsError
 
 PUBLISHED_NAMES = {r"(^|\.)relu\.s$": r"\1relu.scale", r"\.relu1\.s$": ".relu.scale", r"\.relu2\.s$": ".relu2.scale"}
-"""Key patterns in the source's checkpoints, and our names for them: a block's relu1 follows bn1."""
+"""Patterns of keys in the source's checkpoints, and our names for them: a block's relu1 follows bn1."""
 
 _AFFINE = (nn.Conv2d, nn.BatchNorm2d, nn.Linear, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten, nn.Identity)
 _ADDITIONS = {operator.add, operator.iadd, torch.add, "add", "add_"}
@@ -70,7 +70,7 @@ def _quantised(x: torch.Tensor, scale: torch.Tensor, neg_min: int, pos_max: int)
 
 
 class _Lsq(torch.autograd.Function):
-    """Straight-through to x within the bounds; to the scale, code - x/scale within and the bound outside."""
+    """Its gradients: to x straight through within the bounds; to the scale code - x/scale within, the bound outside."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, scale: torch.Tensor, neg_min: int, pos_max: int) -> torch.Tensor:
@@ -87,7 +87,7 @@ class _Lsq(torch.autograd.Function):
         ratio = x.to(wide) / scale.to(wide)
         inside = (ratio >= neg_min) & (ratio <= pos_max)
         slope = (ratio + 0.5).floor().clamp(neg_min, pos_max) - torch.where(inside, ratio, 0.0)
-        # LSQ's factor: the scale's update then has the magnitude of a weight's, for any number of features
+        # LSQ's factor, which gives the scale's updates the magnitude of a weight's, for any number of features
         factor = 1 / math.sqrt(max(1, x[0].numel() if len(x) else 1) * pos_max)
         return torch.where(inside, grad, 0.0), ((grad * slope).sum() * factor).to(scale.dtype), None, None
 
@@ -320,7 +320,7 @@ def _fold_layers(
 
 
 def _cross_zones(graph: fx.Graph, zones: dict[fx.Node, str], time_steps: int, step: int) -> None:
-    """Encode inputs of the spiking zone and sum its outputs; still values are combined with summed ones unchanged."""
+    """Encode inputs of the spiking zone and sum its outputs; values that meet summed ones outside it stay unchanged."""
     for node in list(graph.nodes):
         for source, destination, crossing, arguments in (
             ("still", "spiking", _encoded, (time_steps, step)),
@@ -336,7 +336,7 @@ def _cross_zones(graph: fx.Graph, zones: dict[fx.Node, str], time_steps: int, st
 def _encoded(charge: torch.Tensor, time_steps: int, step: int) -> torch.Tensor:
     """Return charge / step for t < step and zeros after, (T*B, ...)."""
     share = charge / step
-    # concatenated rather than stacked, images keep their layout
+    # images keep their layout because they are concatenated, not stacked
     return torch.cat([share] * step + [torch.zeros_like(share)] * (time_steps - step))
 
 
@@ -371,12 +371,12 @@ def _spike(body: nn.Module, graph: fx.Graph, zones: dict[fx.Node, str], time_ste
 
 
 def _joined(body: nn.Module, graph: fx.Graph, node: fx.Node, time_steps: int) -> bool:
-    """Pass the shortcut to neuron `node` if only it uses the sum; join it to the layer that only it then reads.
+    """Pass the shortcut to neuron `node` if only it uses the sum; join it to a layer that has no other reader.
 
     Return whether there is such a layer.
     """
     current = cast("fx.Node", node.args[0])
-    # the kernel adds two operands, without factors
+    # the kernel adds exactly two operands, unscaled
     is_plain = current.target in _ADDITIONS and not current.kwargs and len(current.all_input_nodes) == 2
     # any other user of the sum, or of an operand that was added to in place, would miss the addition
     if is_plain and len(current.users) == len(cast("fx.Node", current.args[0]).users) == 1:
@@ -394,7 +394,7 @@ def _joined(body: nn.Module, graph: fx.Graph, node: fx.Node, time_steps: int) ->
 
 
 def _introduce(body: nn.Module, graph: fx.Graph) -> None:
-    """Tell each folded layer which layer of neurons it reads, if it reads the codes of exactly one."""
+    """Tell each folded layer which layer of neurons it reads, if it reads exactly one layer's codes."""
     on_the_way = (nn.Flatten, nn.Identity, nn.MaxPool2d, _MaxPoolOfSum)
     for node in graph.nodes:
         layer = _synapses(_module(body, node))
@@ -421,7 +421,7 @@ def _learns() -> bool:
 
 
 class StBif(nn.Module):
-    """A layer of ST-BIF neurons with the scale of its quantiser as threshold."""
+    """A layer of ST-BIF neurons, whose threshold is its quantiser's scale."""
 
     def __init__(self, quantiser: Quantiser, implementation: str) -> None:
         super().__init__()
@@ -449,7 +449,7 @@ class StBif(nn.Module):
 
 
 class _SpikingLayer(nn.Module):
-    """A folded layer and its neurons, the only reader, whose kernel adds the bias and a shortcut.
+    """A folded layer and the neurons that alone read it, whose kernel adds the bias and a shortcut.
 
     If no hook observes the values in between, they are two C calls: at batch 1, modules and views would take longer
     than the kernels.
@@ -545,7 +545,7 @@ class _Folded(nn.Module):
         if norm is not None:
             self._held += [(norm, "_parameters", name) for name in ("weight", "bias")]
             self._held += [(norm, "_buffers", name) for name in ("running_mean", "running_var")]
-        # with storage, offset and version of each: while a storage is kept, no other has its address
+        # each with its storage, offset and version: while a storage is kept, no other can have its address
         self._derived_from: list[tuple[torch.Tensor, torch.UntypedStorage, int | torch.SymInt, int | None]] = []
         self.register_buffer("weight", None, persistent=False)
         self.register_buffer("bias", None, persistent=False)
@@ -584,7 +584,7 @@ class _Folded(nn.Module):
         return self._schedule is not None
 
     def reads(self, sender: Quantiser | StBif) -> None:
-        """Treat inputs as codes of `sender`, which the kernel still checks."""
+        """Treat inputs as codes of `sender`; the kernel still checks this."""
         self._senders = (sender,)
 
     @property
@@ -636,7 +636,8 @@ class _Folded(nn.Module):
         return self._convolve(x, self.weight, bias, stride=stride, padding=padding, grid=grid)
 
     def _tensors(self) -> list[torch.Tensor | None]:
-        # attribute look-up on a module would cost as much as the comparison, but creates a parametrised weight
+        # avoids attribute look-up, which costs as much as the comparison, except for a parametrised weight, which it
+        # creates
         tensors = []
         for module, kind, name in self._held:
             held = getattr(module, kind)  # a dictionary that torch.export replaces
@@ -709,7 +710,7 @@ class FoldedNetwork(nn.Module):
         return [Synapses(f, f.layer, "spikes" if f.scheduled else "values") for f in self._folded_layers()]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the outputs, summed over T; a compiled or exported graph uses the folded weights unchanged."""
+        """Return the outputs, summed over T; compiled and exported graphs do not refresh the folded weights."""
         if not torch.compiler.is_compiling() and not torch.is_grad_enabled():
             self._refresh(force=False)
         return self._run(self, images)

@@ -1,4 +1,4 @@
-"""Describes a spiking network's layers with weights, for counting the operations that spikes cause."""
+"""Describes the layers of a spiking network that have weights, for counting the operations that spikes cause."""
 
 from typing import Literal, NamedTuple
 
@@ -10,9 +10,9 @@ Received = Literal["values", "spikes", "counts"]
 
 
 class Synapses(NamedTuple):
-    """A layer with weights: `module` is what runs, and takes hooks; `layer` has its weights and sizes.
+    """A layer with weights: `module` runs and accepts hooks; `layer` has its weights and sizes.
 
-    Its inputs are plain `values`; `spikes`, where each nonzero number is one; or `counts`, the means of 2x2 neurons.
+    Its inputs are plain `values`; `spikes`, one per nonzero number; or `counts`, the means of 2x2 neurons.
     """
 
     module: nn.Module

@@ -15,14 +15,15 @@ from benchd.models.catalog import Kernels
 def build(*, name: str, kernels: Kernels, image_size: int, is_random: bool = True, **shape: Any) -> nn.Module:
     """Return the model `name`, `timm:NAME` or `timm:NAME.TAG`, in eval mode on plain PyTorch.
 
-    Normalised images (B, 3, H, W) to scores (B, classes). `image_size` is their side, 0 for the model's own; `shape`
-    comes from `shape_from`. Random weights are settled for images of that size. The module's `input_shape` is the shape
-    of its input, and `preprocess` converts a PIL image to it. Raises Unavailable for `kernels` "custom".
+    Normalised images (B, 3, H, W) to scores (B, classes). `image_size` is their side length, or 0 for the model's
+    default; `shape` comes from `shape_from`. Random weights are settled for images of that size. The module's
+    `input_shape` is the shape of its input, and `preprocess` converts a PIL image to it. Raises Unavailable for
+    `kernels` "custom".
     """
     if kernels != "torch":
         raise Unavailable(f"{name} has no custom kernels")
     net: Any = timm.create_model(name.partition(":")[2], pretrained=False, **shape)
-    if image_size and net.pretrained_cfg.get("fixed_input_size"):  # its positions are parameters
+    if image_size and net.pretrained_cfg.get("fixed_input_size"):  # the positions are parameters, of this size only
         net = timm.create_model(name.partition(":")[2], pretrained=False, img_size=image_size, **shape)
     data = timm.data.resolve_model_data_config(net)
     data |= {"input_size": (3, image_size, image_size)} if image_size else {}

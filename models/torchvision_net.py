@@ -29,8 +29,8 @@ from benchd.models import random_weights
 from benchd.models.catalog import Kernels
 
 FRAMES = 16
-_DETECTION_SIDE = 800  # for a net that takes any size: the shorter side used in its training
-# names that torchvision changes outside its modules; the modules themselves rename the rest when loading
+_DETECTION_SIDE = 800  # for a net that accepts any size: the shorter side of its training images
+# keys that torchvision renames outside its modules; the modules rename all others when loading
 PUBLISHED_NAMES = {r"(denselayer\d+\.(?:norm|conv))\.([12])\.": r"\1\2."}
 
 
@@ -49,9 +49,9 @@ class OneStageDetector(nn.Module):
 def build(*, name: str, kernels: Kernels, image_size: int, is_random: bool = True, **shape: Any) -> nn.Module:
     """Return the model `name`, `torchvision:NAME`, in eval mode on plain PyTorch.
 
-    `image_size` is the side of its images, 0 for the model's own; `shape` comes from `shape_from`. Random weights are
-    settled for images of that size. The module's `input_shape` is the shape of its input, and `preprocess` converts a
-    PIL image to it (None for clips). Raises Unavailable for `kernels` "custom".
+    `image_size` is the side length of its images, or 0 for the model's default; `shape` comes from `shape_from`. Random
+    weights are settled for images of that size. The module's `input_shape` is the shape of its input, and `preprocess`
+    converts a PIL image to it (None for clips). Raises Unavailable for `kernels` "custom".
     """
     if kernels != "torch":
         raise Unavailable(f"{name} has no custom kernels")
@@ -73,7 +73,7 @@ def shape_from(state: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[
     shape |= {heads[head]: True for head in heads if any(key.startswith(head) for key in state)}
     built, (_, classes) = build(kernels="torch", **options, **shape), _preset(options["name"])
     counts = {
-        len(state[key]) * classes / len(own)  # a detector's head has rows per anchor and class
+        len(state[key]) * classes / len(own)  # a detector's head has a row for each anchor and class
         for key, own in built.state_dict().items()
         if key in state and state[key].dim() and state[key].shape != own.shape
     }

@@ -6,10 +6,10 @@
 
 B images, L tokens, E = 2 dim inner channels, N = 16 states, R = ceil(dim / 16). Parameter names and shapes are those of
 the official checkpoints (hustvl/Vim, `..._with_midclstok_div2`; Zhu et al., ICML 2024), which load strictly. The result
-is that of the official code, but is computed differently, and each change is exact: activations stay (B, L, E) and
-nothing is flipped; both directions share a gate, and halving their sum is done by halving C and D, in which it is
-linear; the last block computes only what its class token depends on. Without gradients, values derived from parameters
-are kept between calls.
+is that of the official code, computed differently, where each change is exact: activations stay (B, L, E) and nothing
+is flipped; both directions share a gate, and halving their sum is done by halving C and D, in which it is linear; the
+last block computes only what its class token depends on. Without gradients, values derived from parameters are kept
+between calls.
 """
 
 import math
@@ -38,12 +38,13 @@ from benchd.models.vim_layers import EPS, STATES, Layers, Weights, split_columns
 from benchd.models.weights import WeightsError
 
 _WIDTH, _EXPAND = 4, 2
-_IMAGENET_CLASSES = 1000  # the option's default, for which a checkpoint's number is used
+_IMAGENET_CLASSES = 1000  # the option's default, which a checkpoint's number replaces
 _IN_C = ("auto", "native")  # implementations that use our C kernels on a CPU
-_TOGETHER = 800  # most tokens that go through the layers together, unless a single image has more: they stay in a cache
+_TOGETHER = 800  # maximum number of tokens processed together, which stay in a cache; a single image may have more
 _PLAIN = {nn.Linear, nn.Conv1d}
 _PACKED = (torch.float32, torch.bfloat16)  # dtypes of the packed layers' inputs and outputs
-_MODELS: "WeakValueDictionary[int, Vim]" = WeakValueDictionary()  # by the number that compiled code refers to
+# by the number that compiled code uses to refer to a model
+_MODELS: "WeakValueDictionary[int, Vim]" = WeakValueDictionary()
 _NUMBERS = count()
 Result = TypeVar("Result")
 
@@ -211,7 +212,7 @@ class Vim(nn.Module):
     """The network; `build` creates the catalogued ones. Images (B, 3, image_size, image_size) to logits (B, classes).
 
     The residual stream and the statistics of the norms are float32 even with half-precision weights. Raises ValueError
-    for images of another shape or a patch larger than the image.
+    for images of a different shape or a patch larger than the image.
     """
 
     def __init__(
@@ -267,7 +268,7 @@ class Vim(nn.Module):
     def _is_one_op(self, tokens: torch.Tensor) -> bool:
         """Return whether this is compiled code on a CPU, where all layers except the last are one op of our kernels.
 
-        Separate ops would have neither packed weights nor shared memory, and take half as long again.
+        Separate ops would lack packed weights and shared memory, and take 1.5 times as long.
         """
         if not torch.compiler.is_compiling() or is_exported() or self._frozen is not None or len(self.layers) < 2:
             return False
@@ -365,7 +366,7 @@ class Vim(nn.Module):
         return cast("list[Block]", list(self.layers))
 
     def __getstate__(self) -> dict[str, Any]:
-        # a copy derives its own values, and oneDNN's layouts cannot be copied
+        # a copy derives its own values, because oneDNN's layouts cannot be copied
         return self.__dict__ | {"_kept": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -379,7 +380,7 @@ class Vim(nn.Module):
             self._frozen = [block.mixer.weights() for block in self.blocks()]
 
     def _weights(self) -> list[Weights]:
-        """Return the layers' weights; without gradients, those of the last call if nothing has changed."""
+        """Return the layers' weights; without gradients, reuse those from the last call if nothing has changed."""
         if self._frozen is not None:
             return self._frozen
         blocks = self.blocks()
@@ -464,17 +465,19 @@ def _layered(given: _Given) -> tuple[torch.Tensor, torch.Tensor]:
 class _Kept(NamedTuple):
     """Values derived from parameters, valid while these do not change."""
 
-    members: list[tuple[dict[str, Any], str, Any]]  # all modules and parameters of the layers, with where they are
+    # all modules and parameters of the layers, and where they are stored
+    members: list[tuple[dict[str, Any], str, Any]]
     sources: list[torch.Tensor]
     versions: list[tuple[int, int]]
     held: list[torch.Tensor]  # keeps the parameters' memory, so that no other tensor gets their addresses
     weights: list[Weights]
-    modules: tuple[nn.Module, ...]  # of the layers
+    modules: tuple[nn.Module, ...]  # the layers' modules
     products: tuple[nn.Module, ...]  # the in_proj and out_proj layers, which run unpacked if nothing is packed
-    dtype: torch.dtype | None  # of tokens that `Layers` support, if any
-    fused_dtype: torch.dtype | None  # of tokens that the fused GPU launches support
-    plans: dict[tuple[Any, ...], Callable[["_Tokens"], torch.Tensor]]  # for the fused launches, by tokens and last norm
-    layers: dict[tuple[torch.Size, int], Layers]  # by token shape and number of threads; taken out while in use
+    dtype: torch.dtype | None  # the dtype of tokens that `Layers` support, if any
+    fused_dtype: torch.dtype | None  # the dtype of tokens that the fused GPU launches support, if any
+    # plans of the fused launches, by tokens and last norm
+    plans: dict[tuple[Any, ...], Callable[["_Tokens"], torch.Tensor]]
+    layers: dict[tuple[torch.Size, int], Layers]  # by token shape and number of threads; removed while in use
 
     def is_current(self, blocks: list[Block]) -> bool:
         """Return whether the layers still have the same, unchanged parameters."""
@@ -533,7 +536,7 @@ def _initialise(model: Vim) -> None:
 
 
 def _initialise_mixer(mixer: Mixer, depth: int) -> None:
-    # the residual is a sum over all layers, so its variance would grow with the depth
+    # otherwise the residual's variance would grow with the depth, because it is a sum over all layers
     mixer.out_proj.weight /= math.sqrt(depth)
     for logs in (mixer.A_log, mixer.A_b_log):
         logs.copy_(torch.arange(1, STATES + 1).log())
@@ -544,7 +547,7 @@ def _initialise_mixer(mixer: Mixer, depth: int) -> None:
 
 
 def build(*, name: str, kernels: Kernels, scan: Form, **sizes: int) -> Vim:
-    """Return a Vim in eval mode with random weights; the options are the catalog's, `sizes` all except the form.
+    """Return a Vim in eval mode with random weights; the options are the catalog's, and `sizes` all except `scan`.
 
     `scan` only affects the custom kernels on a GPU: plain PyTorch and C have a single best exact form. `kernels`
     "custom" is for inference. Raises ValueError for a patch larger than the image and

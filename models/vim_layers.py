@@ -1,7 +1,7 @@
 """The weights of Vision Mamba's layers, and the layers on a CPU as calls of our C kernels.
 
-The calls are prepared once per token shape, each with its memory, which all layers share. A forward pass then
-dispatches, checks and allocates nothing, which took a tenth of it at batch 1.
+The calls are prepared once per token shape, each with its memory, which all layers share. A forward pass then skips
+dispatching, checking and allocating, which would take a tenth of its time at batch 1.
 """
 
 from __future__ import annotations

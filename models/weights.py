@@ -1,4 +1,4 @@
-"""Weights from files: safetensors, or torch files of tensors; nothing that runs code while being read."""
+"""Weights from files: safetensors, or torch files of tensors. No file format that runs code when read is accepted."""
 
 import argparse
 import contextlib
@@ -19,7 +19,7 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from benchd.models import catalog
 
-# where training scripts store the state dict, trained weights before their average; the first match is used
+# keys under which training scripts store the state dict; the first match wins, so trained weights precede their average
 _WRAPPINGS = ("model", "state_dict", "model_state_dict", "model_ema", "state_dict_ema")
 _NAMED = 5
 
@@ -45,7 +45,7 @@ def read(path: str | Path) -> dict[str, torch.Tensor]:
 
 
 def _refuse_other_suffix(path: Path) -> None:
-    """Raise WeightsError if the file starts like one of the other format."""
+    """Raise WeightsError if the file's first bytes belong to the other format."""
     with path.open("rb") as file:
         start = file.read(9)
     if path.suffix == ".safetensors" and start.startswith(b"PK"):
@@ -91,7 +91,7 @@ def _state_dict(path: Path, content: Any) -> dict[str, torch.Tensor]:
     other = [
         str(key) for key, value in content.items() if not (isinstance(key, str) and isinstance(value, torch.Tensor))
     ]
-    if other or (not content and path.suffix != ".safetensors"):  # empty for a model without weights
+    if other or (not content and path.suffix != ".safetensors"):  # a model without weights has an empty file
         raise WeightsError(f"{path}: not a state dict: {_some(other) or 'nothing'} instead of tensors")
     return content
 
@@ -142,7 +142,7 @@ def build(
 
 def _under_own_names(state: dict[str, torch.Tensor], published: Mapping[str, str]) -> dict[str, torch.Tensor]:
     """Return the state with matches of the `published` patterns replaced in each key, unless the new key exists."""
-    renamed = copy.copy(state)  # a copy with the module versions
+    renamed = copy.copy(state)  # the copy keeps the module versions
     for key in state:
         own = key
         for pattern, replacement in published.items():
@@ -182,7 +182,7 @@ def apply(module: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
     misfits = [f"{len(keys)} {problem}: {_some(keys)}" for problem, keys in problems.items() if keys]
     if misfits:
         raise WeightsError("; ".join(misfits))
-    own.update(state)  # keeps the module's versions: the state is upgraded, and MNASNet requires them
+    own.update(state)  # keeps the module versions, which MNASNet requires: the state has been upgraded
     module.load_state_dict(own)
 
 
@@ -198,7 +198,7 @@ def _upgraded(module: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str,
     upgraded: dict[str, torch.Tensor] = {}
 
     def take(owner: nn.Module, local: dict[str, torch.Tensor], prefix: str, *_: object) -> None:
-        """Move out everything that does not belong to a child of `owner`, which has already upgraded it."""
+        """Move everything that does not belong to a child of `owner` to the result: `owner` has already upgraded it."""
         below = tuple(f"{prefix}{name}." for name, child in owner._modules.items() if child is not None)
         upgraded.update({key: local.pop(key) for key in list(local) if not key.startswith(below)})
 

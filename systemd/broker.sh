@@ -68,7 +68,7 @@ check_machine() {
     [ -e "$rules" ] || die "$rules is missing: run this in a checkout"
 }
 
-# Not on a command line, where every user of the machine could see the password.
+# Passwords are not passed on a command line, where every user of the machine could see them.
 add_user() {
     local hashed plain=$root$home/benchd/$1
     if grep -qs "^$1:" "$passwords"; then
@@ -84,7 +84,7 @@ add_user() {
     say "$1: the password is in $home/benchd/$1"
 }
 
-# Exactly the topics of docs/integrations/bridge.conf, so that a site cannot send commands for another.
+# Exactly the topics of docs/integrations/bridge.conf, so that a site cannot send commands to a different site.
 write_site() {
     {
         printf '%s\n' "# written by benchd's broker.sh" "user $1"
@@ -111,7 +111,7 @@ write_settings() {
     mv "$settings.new" "$settings"
 }
 
-# mosquitto does not start if two files listen on the same port.
+# mosquitto does not start if two files define listeners on the same port.
 has_listener() {
     grep -rqsE --include='*.conf' --exclude=benchd.conf "^(listener|port) +$1( |\$)" "$root$home"
 }

@@ -103,8 +103,8 @@ lock() {
     if [ -e "$home/.restart" ]; then changed=yes; fi
 }
 
-# Called before any change: until every unit has been restarted, the mark lets a later run finish the job; it lists the new
-# units.
+# Called before any change: until every unit has been restarted, the mark, which lists the new units, lets a later run finish
+# the job.
 note_change() {
     changed=yes
     printf '%s\n' "${new[@]}" >"$home/.restart"
@@ -124,7 +124,7 @@ has() {
     [ "$asked" = "$1" ] || [ -e "$root$unit_files/${services[$1]}.service" ]
 }
 
-# By default the part already installed, or the service if there is none.
+# The default is the part that is already installed, or else the service.
 choose_part() {
     if [ -n "$asked" ]; then return; fi
     if has dashboard && ! has service; then asked=dashboard; else asked=service; fi
@@ -136,7 +136,7 @@ find_parts() {
     for part in service dashboard; do
         if has "$part"; then parts+=("$part") names+=("${services[$part]}"); fi
     done
-    if ! has service; then platform=cpu; fi # a board's torch is for measuring
+    if ! has service; then platform=cpu; fi # a board's torch is only needed for measuring
     extras=${parts[*]/service/$platform}
     extras=${extras/dashboard/dashboard,notify,postgres}
     extras=${extras// /,}
@@ -148,7 +148,7 @@ build_wheel() {
     mkdir "$copy"
     cp -r "$tree"/{daemon,models,kernels,exporters,dashboard,pyproject.toml,README.md,LICENSE} "$copy"
     "$python" -m venv "$scratch/venv"
-    # without the time of day, so that the same files give the same wheel
+    # omits the time of day, so that the same files give the same wheel
     SOURCE_DATE_EPOCH=315532800 "$scratch/venv/bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps \
         --wheel-dir "$scratch" "$copy"
 }
@@ -162,8 +162,8 @@ find_wheel() {
     wheel=${found[0]}
 }
 
-# The name includes what is installed: a development build has the number of the last release, and a GPU found later or an
-# upgraded system needs different packages.
+# The name identifies the installed packages: a development build has the number of the last release, and a GPU found later or
+# an upgraded system needs different packages.
 name_version() {
     local hash number
     if [ ! -e "$requirements" ]; then requirements=''; fi
@@ -178,7 +178,7 @@ name_version() {
     if [ "$version" != "$(running)" ] && [ -e "$home/${version}r" ]; then version+=r; fi
 }
 
-# Its base Python may have been removed, and a board's index may by now contain what it lacked before.
+# The environment's base Python may have been removed, and a board's index may by now contain packages that it lacked before.
 is_whole() {
     [ -e "$home/$version/.complete" ] && { [ "$platform" != jetson ] || [ -z "${JETSON_INDEX:-}" ]; } &&
         runs "$version" 2>/dev/null
@@ -188,7 +188,7 @@ runs() {
     "$home/$1/bin/python" -c 'import benchd.daemon.cli'
 }
 
-# Never in the folder that the service runs from: a rebuilt version gets an r at its end, or loses it.
+# Never in the folder that the service runs from: the name of a rebuilt version gains or loses a final r.
 make_environment() {
     if is_whole; then
         say "$version is already installed"
@@ -276,7 +276,7 @@ place_files() {
     if [ "$asked" = dashboard ]; then place_broker; fi
 }
 
-# Before this file existed, the dashboard read the service's.
+# Before this file existed, the dashboard read the service's file.
 place_password() {
     local from=$root/etc/benchd/mqtt_password to=$root/etc/benchd/dashboard_mqtt_password
     if [ -e "$to" ]; then return; fi
@@ -323,7 +323,7 @@ draft_configuration() {
 check_configuration() {
     local status=0
     "$home/$1/bin/benchd" run --check --config "$2" || status=$?
-    # any other status is about cases that cannot run here, which the service skips
+    # any other status means that some cases cannot run here, which the service skips
     [ "$status" != 2 ] || die "$1 cannot read $configuration (see above). $(running) stays in use"
 }
 
@@ -468,7 +468,7 @@ do_rollback() {
     start
 }
 
-# A version rejects a dashboard database with different tables.
+# A version rejects a dashboard database whose tables differ from its own.
 check_database() {
     local database=$root/var/lib/benchd-dashboard/dashboard.db
     if ! has dashboard || [ ! -e "$database" ]; then return; fi

@@ -1,12 +1,12 @@
-/* The sum of two rows and its root mean square norm, row by row, so that the second read is from the cache. */
+/* The sum of two rows and its root mean square norm, computed row by row, so that the second read hits the cache. */
 
 #include <math.h>
 
 #include "../common.h"
 
-#define WORTH_A_THREAD 4096 /* with fewer numbers, one thread finishes before a second one has woken up */
+#define WORTH_A_THREAD 4096 /* numbers per thread; with fewer, one thread finishes before a second has woken up */
 
-#ifdef BF16 /* type of hidden and normed: the upper half of a float */
+#ifdef BF16 /* the type of hidden and normed: the upper half of a float */
 typedef uint16_t number;
 #else
 typedef float number;

@@ -1,7 +1,7 @@
 """The sum and its norm on a GPU: each program keeps one row in registers, so that nothing is read twice.
 
-Four neighbours per thread are what a thread can move at once, on every architecture; with more rows or more numbers per
-thread, values would be exchanged through shared memory.
+A thread can move four neighbours at once, on every architecture; with more rows or more numbers per thread, values
+would be exchanged through shared memory.
 """
 
 import torch
@@ -38,7 +38,7 @@ def _normed(given: Norm) -> tuple[Tensor, Tensor]:
 
 
 def _tile(dim: int) -> tuple[int, int]:
-    """Return a program's numbers, at least dim, and its warps: four numbers per thread as long as 16 warps suffice."""
+    """Return how many numbers, at least dim, and how many warps a program has: four per thread if 16 warps suffice."""
     block = triton.next_power_of_2(dim)
     return block, min(max(block // 128, 1), 16)
 

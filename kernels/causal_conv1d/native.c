@@ -7,7 +7,7 @@
 
 #include "../rows.h"
 
-#define TOKENS 64 /* maximum per task */
+#define TOKENS 64 /* maximum tokens per task */
 #define ROWS 8    /* blocks of CHANNELS channels per task: their taps fill a quarter of the first-level cache */
 #define TAPS 4    /* taps per pass, the usual width; wider windows take several passes */
 #define AHEAD 4   /* prefetch distance in tokens */

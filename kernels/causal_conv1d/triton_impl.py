@@ -1,6 +1,7 @@
 """The short convolution on a GPU: a program reads a few tokens and their neighbours once, for one direction or both.
 
-All its reads come first, because the compiler moves no read above a write; then every output is summed from registers.
+All its reads come first, because the compiler does not move a read above a write; then every output is summed from
+registers.
 """
 
 from typing import NamedTuple
@@ -12,12 +13,12 @@ from triton import language as tl
 from benchd.kernels import launch
 from benchd.kernels.causal_conv1d.ops import Conv, conv_op, pair_op
 
-_COUNTS = ("length", "blocks")  # not worth a specialisation
+_COUNTS = ("length", "blocks")  # arguments not worth a specialisation
 _FP_FUSION = True  # one rounding fewer per tap; bitwise results are not guaranteed
 
 
 class _Tile(NamedTuple):
-    """What a program computes, tokens by channels, and its number of warps."""
+    """A program's tile of tokens by channels, and its number of warps."""
 
     tokens: int
     channels: int
@@ -27,7 +28,7 @@ class _Tile(NamedTuple):
 # two channels per thread; more tokens share more reads, until registers leave less than half of the warps
 _TILE = _Tile(8, 128, 2)
 _SMALL_TILES = {90: _Tile(4, 128, 2)}
-_SMALL_NUMBERS = 2**17  # of x, one image for Vim tiny: up to this a large GPU is not full and gets small tiles
+_SMALL_NUMBERS = 2**17  # up to this size of x, one image for Vim tiny, a large GPU is not full and gets small tiles
 
 
 @conv_op.computes("triton")

@@ -2,11 +2,11 @@
 
     y[n,o,i,j] = scale unit[o] (sum over c, k, l of whole[o,c,k,l] code[n,c,i*stride+k-padding,j*stride+l-padding])
 
-x = scale * code: quantiser codes, signed spikes or spike counts. weight = unit * whole up to unit/2, which is less than
-2^-22 of the channel's largest weight. An integer weight has three 8-bit digits, codes are bytes, and 32-bit sums of
-their products need no rounding, so that y does not depend on their order or on the number of threads. Only the complete
-sum is rounded, to a float. A weight of one digit, `pack(weight, 1)`, is an int8 weight, off by up to 1/254 of the
-channel's largest, at a third of the work.
+x = scale * code: quantiser codes, signed spikes or spike counts. weight = unit * whole, with an error of at most
+unit/2, which is less than 2^-22 of the channel's largest weight. An integer weight has three 8-bit digits, codes are
+bytes, and 32-bit sums of their products need no rounding, so that y does not depend on their order or on the number of
+threads. Only the complete sum is rounded, to a float. A weight with one digit, `pack(weight, 1)`, is an int8 weight:
+off by up to 1/254 of the channel's largest, for a third of the work.
 
 On a CPU the native kernel uses AMX, VNNI or Arm's dot product. It multiplies zeros as well, unlike
 `benchd.kernels.spike_conv2d`; `SpikeConvolution` chooses between these kernels.

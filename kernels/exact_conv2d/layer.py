@@ -24,9 +24,9 @@ LEAST_DENSITY = {
     3: {"amx_int8": (0.0, 0.0), "avx512_vnni": (0.4, 0.15), "avx_vnni": (0.65, 0.2), "dotprod": (0.65, 0.2)},
     1: {"amx_int8": (0.0, 0.0), "avx512_vnni": (0.17, 0.0), "avx_vnni": (0.2, 0.0), "dotprod": (0.2, 0.0)},
 }
-"""The share of nonzeros above which integers are faster, by digits per weight and by instructions, then for one-pixel
-images: there a layer waits for its weights, which take a byte per digit instead of four. Arm's value is that of
-AVX-VNNI, which is equally wide."""
+"""The share of nonzeros above which integers are faster, by digits per weight and by instruction set, and then for
+one-pixel images, where a layer waits for its weights, which take one byte per digit instead of four. Arm's value is
+that of AVX-VNNI, which is equally wide."""
 
 _ran: Counter[str] = Counter()
 
@@ -39,7 +39,7 @@ class Grid(NamedTuple):
 
 
 class SpikeConvolution:
-    """A layer's convolution, which caches the packed weight; a weight used in another shape is viewed as `shape`.
+    """A layer's convolution, which caches the packed weight; if `shape` is given, the weight is viewed in that shape.
 
     With 1 digit `per_weight`, weights are int8 in every kernel; with 3 they are as precise as float32. `made` is set if
     this process has such layers.
@@ -49,15 +49,16 @@ class SpikeConvolution:
 
     def __init__(self, shape: tuple[int, ...] | None = None, per_weight: int = 3) -> None:
         self._shape, self._per_weight = shape, per_weight
-        self._has_bf16 = _has_bf16()  # determined here, because compiled code cannot
+        self._has_bf16 = _has_bf16()  # determined here, because compiled code cannot query it
         SpikeConvolution.made = True
         self._floats: PackedWeight[Tensor] = PackedWeight(_of_int8 if per_weight == 1 else pack_floats, shape)
         self._digits: PackedWeight[PackedDigits | None] = PackedWeight(partial(_digits, per_weight=per_weight), shape)
 
     def suits(self, x: Tensor, weight: Tensor) -> bool:
-        """Return whether this should convolve `x`; raise Unavailable if it cannot but int8 weights require it.
+        """Return whether our kernels should convolve `x`; raise Unavailable if they cannot but int8 weights require it.
 
-        oneDNN's bfloat16 is faster, but packs the weight in each call, which only pays off if the input is larger.
+        oneDNN's bfloat16 convolution is faster, but packs the weight in each call, which pays off only if the input is
+        larger.
         """
         is_able = skips_zeros_in(x)
         if self._per_weight == 1 and not (is_able and x.dtype == torch.float32):
@@ -125,7 +126,7 @@ class SpikeConvolution:
         path = native.paths()[0]
         least = LEAST_DENSITY[self._per_weight][path][x.shape[2] * x.shape[3] == 1]
         spikes = x.contiguous(memory_format=torch.channels_last)
-        # before preparing anything, which takes longer; a fake tensor has no values
+        # checked before anything is prepared, which takes longer; a fake tensor has no values
         if least > 0 and type(spikes) is Tensor and native.is_sparse(spikes, least):
             return None
         digits = self._digits(weight)
@@ -191,7 +192,7 @@ def _by_period(given: _LayerOfPeriods) -> Tensor:
 
 
 def _layer_of(weight: Tensor, shape: list[int], per_weight: int) -> SpikeConvolution:
-    """Return a layer cached with the weight, because compiled code does not know the traced one."""
+    """Return the layer cached with the weight, because compiled code has no reference to the traced one."""
     kept, name = vars(weight), f"spike_layer_{per_weight}"
     if name not in kept:
         kept[name] = SpikeConvolution(tuple(shape), per_weight)
@@ -210,9 +211,9 @@ def calls() -> Counter[str]:
 
 
 def ran() -> str:
-    """Return what has computed this process's layers: "c", the integer kernels' instructions, and any refusals.
+    """Return what computed this process's layers: "c", the instruction sets of the integer kernels, and any refusals.
 
-    A process without such layers has run other kernels in C; if torch computed all layers, this is reported.
+    A process without such layers has run other C kernels; if torch computed all layers, that is reported.
     """
     if SpikeConvolution.made and not _ran:
         return "c, layers by torch"

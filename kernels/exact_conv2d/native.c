@@ -23,7 +23,7 @@
 #define TILES 3  /* tiles multiplied at once: the three digits of a weight, or 48 channels with one digit each */
 #define TILE_BYTES (DEPTH * LANES)
 #define SAMPLED 64 /* maximum number of image rows sampled to estimate the share of nonzero codes */
-#define ON_GRID 0x1p-10f /* a float this close to an integer counts as that integer */
+#define ON_GRID 0x1p-10f /* a float within this distance of an integer counts as that integer */
 #define ROUND 12582912.0f /* (x + ROUND) - ROUND is the nearest integer */
 
 enum path { AMX = 1, AVX512_VNNI = 2, AVX_VNNI = 4, DOTPROD = 8, UNSIGNED = AVX512_VNNI | AVX_VNNI };
@@ -106,7 +106,7 @@ static void gather_row(int8_t *restrict row, int64_t image, int64_t pixel, const
     clear(row + filled, depth_of(p) - filled);
 }
 
-/* Determines, for each 16 x 64 codes of a block of rows, whether any of them is nonzero. */
+/* Determines for each 16 x 64 codes in a block of rows whether any of them is nonzero. */
 static void find_used(uint8_t *restrict used, const int8_t *restrict rows, int64_t depth) {
     for (int64_t at = 0; at < depth; at += DEPTH) {
         words any = {0};
@@ -334,7 +334,7 @@ static void multiply(block_sums sums, const product *m, int64_t path) {
 
 #define AT(sums) ((wrapping)*(const whole *)(sums))
 
-/* Converts the sums of row r to numbers, where `fill` is what VNNI has added to each. All except the rounding to float
+/* Converts the sums of row r to numbers; VNNI has added `fill` to each sum. All except the rounding to float
    is exact; bits above the 32nd cancel out. */
 INLINE lanes number(int32_t (*sums)[ROWS][LANES], int64_t r, uint32_t fill, int64_t per_weight) {
     if (per_weight == 1) return __builtin_convertvector((whole)(AT(sums[0][r]) - fill), lanes);
@@ -399,7 +399,7 @@ static void convolve(int64_t origin, int64_t images, const problem *p) {
     int64_t panels = blocks_of(p->out_channels, channels_of(p));
 #pragma omp for schedule(static)
     for (int64_t block = 0; block < blocks; block++) gather_block(block, origin, images, p);
-    /* parts of the rows: enough to balance the threads, because the last panel is smaller than the others */
+    /* enough parts of the rows to balance the threads, because the last panel is smaller than the others */
     int64_t even = p->out_channels % channels_of(p) ? 1 : common_divisor(panels, p->threads);
     int64_t parts = at_most(p->threads / even, blocks_of(blocks, 2));
     int64_t part = blocks_of(blocks_of(blocks, parts), 2) * 2;
@@ -412,7 +412,7 @@ static void convolve(int64_t origin, int64_t images, const problem *p) {
 
 static void convolve_groups(const problem *p) {
 #if defined(__AMX_INT8__)
-    tile_layout others; /* libraries that use tiles on this thread may rely on their own layout */
+    tile_layout others; /* other libraries that use tiles on this thread may rely on their own layout */
     if (p->path == AMX) _tile_storeconfig(&others), lay_out_tiles();
 #endif
     for (int64_t origin = 0; origin < p->images; origin += p->group)
@@ -431,7 +431,7 @@ static int64_t sample_step(int64_t lines, int64_t height) {
 }
 
 static int32_t count_line(const float *x, int64_t n) {
-    int32_t count = 0; /* as wide as the values counted, for vectorisation */
+    int32_t count = 0; /* as wide as the counted values, so that the loop is vectorised */
     for (int64_t i = 0; i < n; i++) count += x[i] != 0;
     return count;
 }

@@ -16,7 +16,7 @@ from benchd.kernels.spike_conv2d.native import laid_out
 
 # `path` in native.c by instruction set, fastest first
 _PATHS = {"amx_int8": 1, "avx512_vnni": 2, "avx_vnni": 4, "dotprod": 8}
-# bytes of gathered codes, unless a single image needs more: they fit in the second-level cache
+# maximum bytes of gathered codes, which fit in the second-level cache; a single image may need more
 _GATHERED = 2**19
 _DEPTH, _ROWS = 64, 16
 
@@ -72,7 +72,7 @@ class _Problem(ctypes.Structure):
 
 
 class _Plan(NamedTuple):
-    """What calls of the same sizes share: the sizes in `problem`, the layout of y, and where scratch memory begins."""
+    """Shared by calls of the same sizes: the sizes in `problem`, the layout of y, and offsets in scratch memory."""
 
     problem: bytes
     shape: tuple[int, int, int, int]

@@ -10,8 +10,8 @@ from torch.nn import functional
 # DEPTH and LANES of native.c
 _DEPTH, _LANES = 64, 16
 _TILES = 3  # same as in native.c
-_LARGEST = {1: 127, 3: 127 * (2**16 + 2**8 + 1)}  # by the number of digits, each at most 127
-_SHIFTS = {1: (0,), 3: (16, 8, 0)}  # of the digits, from the highest
+_LARGEST = {1: 127, 3: 127 * (2**16 + 2**8 + 1)}  # largest integer by number of digits, each at most 127
+_SHIFTS = {1: (0,), 3: (16, 8, 0)}  # shifts of the digits, highest first
 _SMALLEST = 2.0**-126  # smallest normal float32
 
 

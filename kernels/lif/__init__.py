@@ -4,7 +4,7 @@
     spike[t] = v[t] >= threshold
     v[t] = 0 after a spike (reset "zero"), or v[t] - threshold * spike[t] (reset "subtract")
 
-The first axis is T time steps; the others are independent neurons. The membrane v is kept in float32 for float16 and
+The first axis has T time steps; the others are independent neurons. The membrane v is kept in float32 for float16 and
 bfloat16 currents and in the current's own dtype otherwise. `lif_pool` adds a bias to the current, and averages or
 counts the spikes of 2x2 windows.
 """
@@ -37,7 +37,7 @@ def lif(
 ) -> Tensor:
     """Return the spikes, 0 or 1, in the shape and dtype of `current` (T, ...).
 
-    A current that is the same at all steps may be expanded over T, `x.expand(T, *x.shape)`: it is not copied out.
+    A current that is the same at all steps may be expanded over T, `x.expand(T, *x.shape)`, without being copied.
     "torch" is differentiable in `current`: the derivative of the spike is that of sigmoid(4 (v - threshold)), and it
     also flows through the reset. Raises TypeError for a current that is not floating point, ValueError for one without
     time steps, an unknown reset or implementation, and dispatch.Unavailable if the implementation cannot run here, or

@@ -1,4 +1,4 @@
-"""How kernels read a current and lay out their spikes: a step shared by all T is read once, channels last is kept."""
+"""How kernels read a current and lay out spikes: a step shared by all T is read once, and channels last is kept."""
 
 import torch
 from torch import Tensor
@@ -22,14 +22,14 @@ def one_of_equal_steps(current: Tensor) -> tuple[Tensor, int]:
 
 
 def all_steps(current: Tensor, repeats: int) -> Tensor:
-    """Return (T, ...) again from the result of `one_of_equal_steps`."""
+    """Undo `one_of_equal_steps`: return (T, ...)."""
     return current.expand(repeats, *current.shape) if repeats else current
 
 
 def spikes_buffer(current: Tensor, repeats: int) -> tuple[Tensor, bool]:
     """Return a buffer for the spikes (T, ...), and whether its steps have the memory layout of `current`'s."""
     step = current if repeats else current[0]
-    # not by the strides of empty_like, which differ between a compiler's tensors and real ones for a batch of one
+    # do not compare with empty_like: for a batch of one, its strides differ between a compiler's tensors and real ones
     dense = step.is_contiguous() or (step.dim() == 4 and step.is_contiguous(memory_format=torch.channels_last))
     same_layout = dense and (repeats > 0 or current.stride(0) == step.numel())
     shape = (repeats or len(current), *step.shape)
@@ -59,5 +59,5 @@ def pooled_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.devi
 
 
 def memory_format(channels_last: bool) -> torch.memory_format:
-    """Return torch's name of the layout."""
+    """Return torch's name for the layout."""
     return torch.channels_last if channels_last else torch.contiguous_format

@@ -24,7 +24,7 @@ typedef struct {
     int64_t steps, from, to;
 } walk;
 
-/* what happens to a membrane after it fires; a SILENCED one never fires again */
+/* the reset of a membrane after it fires; a SILENCED one never fires again */
 enum reset { TO_ZERO, BY_THRESHOLD, SILENCED };
 
 INLINE REAL fire(REAL *v, REAL current, neuron p, enum reset reset) {
@@ -106,7 +106,7 @@ INLINE void pool_block(
     }
 }
 
-/* a ragged last block of a row overlaps the previous one instead, and rewrites the same values */
+/* instead of being ragged, a row's last block overlaps the previous one and rewrites the same values */
 INLINE void pool_blocks(
     const REAL *current, void *pooled, int64_t at, walk w, row r, neuron p, int lanes, enum reset reset, int counts) {
     for (int64_t i = 0; i < r.n; i += lanes) {

@@ -1,7 +1,7 @@
 """LIF in C on the CPU: one pass over the currents, with the membranes in registers.
 
-Float32 and float64 are computed as such and half-precision currents as float32, so spikes equal the equation's bit for
-bit. A current expanded over T is read as one step, never copied out.
+Float32 and float64 are computed in their own precision and half-precision currents in float32, so that spikes equal the
+equation's bit for bit. A current expanded over T is read as one step and never copied.
 
 A neuron that receives the same current at all steps and is reset to 0 then starts over: if d is the step of its first
 spike, counted from 1, it fires at the multiples of d. Spikes of such neurons at step t are the sum, over the divisors d

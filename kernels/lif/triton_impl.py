@@ -1,7 +1,7 @@
 """LIF in Triton: a program keeps the membranes of its neurons in registers over all T steps.
 
-The membrane is float32 and multiply-adds are not fused, so spikes equal the equation's bit for bit. Loops over T are
-unrolled, with one compilation per T, and read step t + 1 before they store step t, because no load may move above a
+The membrane is float32 and multiply-adds are not fused, so that spikes equal the equation's bit for bit. Loops over T
+are unrolled, with one compilation per T, and read step t + 1 before they store step t, because no load may move above a
 store that might alias it. A current expanded over T is read once.
 """
 
@@ -55,13 +55,13 @@ def _lif_pool(given: LifPool) -> Tensor:
 
 
 class _Cut(NamedTuple):
-    """A program's neurons or windows, and its warps: four per thread, which are read in one instruction."""
+    """How many neurons or windows, and how many warps a program has: four per thread, which one instruction reads."""
 
     block: int
     warps: int
 
 
-# By architecture (0: any other): for fewer than _FEW neurons or windows, to have more programs, and for more
+# By architecture (0: all others), for fewer than _FEW neurons or windows, which need more programs, and for more.
 _CUTS: Mapping[int, tuple[_Cut, _Cut]] = {0: (_Cut(256, 2), _Cut(512, 4))}
 _FEW = 2**16
 

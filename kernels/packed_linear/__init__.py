@@ -1,4 +1,4 @@
-"""Products with a constant weight, which is packed once in the order in which the kernel reads it.
+"""Products with a constant weight, packed once in the order in which the kernel reads it.
 
     y[g,i,n] = sum over k of weight[g,n,k] x[g,i,k]
 
@@ -21,7 +21,7 @@ __all__ = ["PackedLinear"]
 class PackedLinear:
     """y = x W^T with a weight (outer, inner), or (groups, outer, inner), whose groups are also x's first axis.
 
-    For inference. y is in the dtype of the weight or of autocast.
+    For inference only. y is in the dtype of the weight or of autocast.
     """
 
     def __init__(self, weight: Tensor) -> None:

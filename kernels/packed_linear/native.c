@@ -3,7 +3,7 @@
 
 #include "../rows.h"
 
-#if defined __AVX512F__ || defined __aarch64__ /* 32 registers fit the sums, a step of the panel and a number of x */
+#if defined __AVX512F__ || defined __aarch64__ /* the sums, a step of the panel and a number of x fit in 32 registers */
 #define ROWS 8
 #else
 #define ROWS 4
@@ -97,7 +97,7 @@ INLINE void multiply(
     }
 }
 
-/* A tile of ROWS rows, the last of which may repeat, and of the outputs [first, + vectors LANES). */
+/* A tile of ROWS rows, which may end with repetitions of the last row, and of the outputs [first, + vectors LANES). */
 static void multiply_tile(const problem *p, int64_t group, int64_t row, int64_t first) {
     const number *x[ROWS], *weight = p->packed + group * size_of_a_group(p->inner, p->outer);
     number *y[ROWS];

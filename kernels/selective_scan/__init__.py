@@ -8,9 +8,10 @@ then softplus (linear above 20) is applied if `delta_softplus`. `reverse` runs t
 outputs in their natural order. h, delta and all sums are in float32, or float64 for a float64 u, and y is in the dtype
 of u (Gu and Dao, 2023, algorithm 2).
 
-`bidirectional_scan` is everything in a bidirectional layer between two matrix products: delta = softplus(low W^T +
-bias) from R numbers per token, both scans, and their sum times silu(z). `form` is how "triton" processes the tokens,
-one by one or in parallel in two levels; the other implementations have one form, which is exact, and accept either.
+`bidirectional_scan` computes everything in a bidirectional layer between two matrix products: delta = softplus(low W^T
++ bias) from R numbers per token, both scans, and their sum times silu(z). `form` selects how "triton" processes the
+tokens, one by one or in parallel in two levels; the other implementations have a single exact form and accept either
+value.
 """
 
 from typing import Any, Literal

@@ -11,11 +11,11 @@
 
 #include "../rows.h"
 
-#define BLOCKS 4   /* maximum blocks per task: they share a token's inputs for all channels */
+#define BLOCKS 4   /* maximum blocks per task, which share a token's inputs for all channels */
 #define STATES 16  /* states per pass; more are summed in further passes */
 #define RANKS 64   /* columns of the projection kept per pass; more are gathered for every group */
 #define TILE 16    /* tokens per tile: their inputs stay in the first-level cache */
-#define GROUP 4    /* tokens whose step sizes are projected together, because a single sum would wait for itself */
+#define GROUP 4    /* tokens whose step sizes are projected together: a single sum would wait for each addition */
 #define TOGETHER 4 /* states that advance together, using one form of 2^x */
 
 /* (directions, images, length, n), with a contiguous last dimension; strides in elements, `at` null if absent */
@@ -58,7 +58,7 @@ typedef struct {
     number *y[TILE];
 } tile;
 
-/* What a block's channels keep from token to token. */
+/* The values that a block's channels keep from token to token. */
 typedef struct {
     row rate[STATES], h[STATES]; /* A log2(e), and the states */
     row D, bias;
@@ -68,7 +68,7 @@ typedef struct {
 
 typedef struct {
     block blocks[BLOCKS];
-    row u[TILE], delta[TILE], x[TILE], y[TILE]; /* of one block; x = delta u */
+    row u[TILE], delta[TILE], x[TILE], y[TILE]; /* a single block's; x = delta u */
     row B[TILE], C[TILE];                       /* one number per state */
     const float *low[TILE];                     /* columns of the projection, up to RANKS */
     float room[TILE][RANKS];
@@ -76,7 +76,7 @@ typedef struct {
 
 #define REACH 125.0f /* 2^x needs no clamp for |x| below this */
 
-/* Zen adds and multiplies in different units: a sum alongside a product is free. Its AVX2 code does not benefit. */
+/* Zen adds and multiplies in different units, so that a sum alongside a product is free. AVX2 code does not benefit. */
 #if defined __AVX512F__ && (defined __znver3__ || defined __znver4__ || defined __znver5__)
 #define ADDERS
 #endif
@@ -157,7 +157,7 @@ INLINE lanes decay(lanes x, form how) {
     return how == FARTHER ? p * p : p;
 }
 
-/* max(x, 0) + log(1 + e^-|x|), the logarithm as e times a polynomial: a single division would take as long */
+/* max(x, 0) + log(1 + e^-|x|), the logarithm as e^-|x| times a polynomial, which takes no longer than a division */
 INLINE lanes softplus_of(lanes x) {
     lanes e = exp_of(exponent_of(x));
 #ifdef BF16
@@ -453,7 +453,7 @@ static void scan_states(const problem *p, const pass *k) {
 }
 
 static void scan_direction(const problem *p, pass k) {
-    do { /* once even without states */
+    do { /* runs once even without states */
         k.count = p->states - k.first < STATES ? p->states - k.first : STATES;
         scan_states(p, &k);
         k.first += STATES;

@@ -32,9 +32,9 @@ from benchd.kernels.selective_scan.ops import (
     scan_op,
 )
 
-# numbers in one buffer of a block: two buffers fill a few MB, about the second-level caches of two cores
+# numbers per buffer of a block: two buffers take a few MB, about as much as the second-level caches of two cores
 _BLOCK_NUMBERS = 2**19
-# numbers in the states of images that run together on a CPU: all of batch 64 at once takes twice as long
+# numbers in the states of images that run together on a CPU: a whole batch of 64 at once takes twice as long
 _STATE_NUMBERS = 2**16
 _LOG2_E = 1 / math.log(2)
 ONNX_OPERATOR = "benchd::SelectiveRecurrence"
@@ -100,7 +100,7 @@ def _projected(low: Tensor, weight: Tensor) -> Tensor:
 
 
 def _in_groups(scanned: Callable[..., Tensor], dim: int, numbers: int, *tensors: Tensor) -> Tensor:
-    """Return `scanned` of the tensors, on a CPU by groups of images; `numbers` is the state size of one image."""
+    """Return `scanned` of the tensors, on a CPU in groups of images; `numbers` is the size of one image's state."""
     images = tensors[0].shape[dim]
     if torch.compiler.is_compiling() or tensors[0].device.type != "cpu" or images * numbers <= _STATE_NUMBERS:
         return scanned(*tensors)
@@ -126,14 +126,14 @@ def _steps(delta: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
 
 
 class _Softplus(torch.autograd.Function):
-    """functional.softplus in a quarter of its time on a CPU, where log1p is not vectorised; relative error 2e-7."""
+    """Softplus in a quarter of torch's time on a CPU, where log1p is not vectorised; relative error 2e-7."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         e = x.clamp(max=20).exp_()
         w = e + 1
-        # w rounds off the low bits of e; w - 1 is exact where it matters, and the derivative of log at w is 1 / w
+        # w loses the low bits of e; w - 1 is exact where it matters, and the derivative of log at w is 1 / w
         lost = e.sub_(w - 1).div_(w)
         return torch.maximum(x, w.log_().add_(lost))
 
@@ -165,7 +165,7 @@ def _scan(delta: Tensor, x: Tensor, B: Tensor, C: Tensor, *, A: Tensor, reverse:
 
 
 def _exported(delta: Tensor, x: Tensor, B: Tensor, C: Tensor, A: Tensor, reverse: bool) -> Tensor:
-    """Return the recurrence as one node: the exporter chooses its form in standard ops."""
+    """Return the recurrence as one node: the exporter chooses how to express it in standard ops."""
     if reverse:
         delta, x, B, C = (tensor.flip(0) for tensor in (delta, x, B, C))
     y = torch.onnx.ops.symbolic(ONNX_OPERATOR, (delta, x, B, C, A), dtype=delta.dtype, shape=delta.shape, version=1)
@@ -197,7 +197,7 @@ def _chunked(tensor: Tensor, chunk: int) -> Tensor:
 
 
 def _handed_on(products: Tensor, states: Tensor, reverse: bool) -> Tensor:
-    """Return the state entering each chunk from those leaving it after a zero state, all (chunks, *batch, N, E)."""
+    """Return the state entering each chunk, given those leaving it if it starts from 0: (chunks, *batch, N, E)."""
     chunks = list(zip(products.unbind(), states.unbind(), strict=True))
     entering = [torch.zeros_like(states[0])]
     for product, state in chunks[:0:-1] if reverse else chunks[:-1]:

@@ -2,8 +2,8 @@
 
 State and sums are float32 for any input dtype. Both forms are exact:
 
-- Serial: one program owns a tile of channels and loops over the tokens. It reads a group of them before it computes
-  and stores any, because the compiler moves no load above a store that might alias it.
+- Serial: one program owns a tile of channels and loops over the tokens. It reads a group of them before it computes and
+  stores any, because the compiler does not move a load above a store that might alias it.
 - Two levels: an associative scan over the tokens of a chunk, then one step that passes the state on. Two to three times
   the instructions, but a tenth of the sequential operations: for one image on a large GPU, which the serial form
   leaves mostly idle.
@@ -59,11 +59,11 @@ class _Cut(NamedTuple):
     ahead: bool = False
 
 
-# The tilings per architecture (0: any other), by the largest batch * directions * channels that they are for. Small
-# launches get few channels per program, to have enough programs, and read ahead, at the cost of registers that nothing
-# else needs; fewer channels mean fewer instructions per token, until every scheduler of a 9.0 is busy. Large launches
-# get many channels per warp, because adding up the states costs shuffles per register, not per channel. On 8.7, blocks
-# of one warp, or of more than 80 registers per thread, would not fill half of it.
+# The tilings per architecture (0: all others), by the largest batch * directions * channels that they suit. Small
+# launches get few channels per program, to have enough programs, and read ahead, using registers that nothing else
+# needs; fewer channels mean fewer instructions per token, until every scheduler of a 9.0 is busy. Large launches get
+# many channels per warp, because adding up the states costs shuffles per register, not per channel. On 8.7, blocks of
+# one warp, or of more than 80 registers per thread, would not fill half of it.
 _CUTS: Mapping[str, Mapping[int, tuple[tuple[float, _Cut], ...]]] = {
     "serial": {
         0: ((6144, _Cut(16, 8, 2, ahead=True)), (math.inf, _Cut(64, 2, 2))),
@@ -207,7 +207,7 @@ def _scan_kernel(
     image = (tl.program_id(0) // TILES).to(tl.int64)
     d = tl.program_id(0) % TILES * CHANNEL_TILE + tl.arange(0, CHANNEL_TILE)
     n = tl.arange(0, STATE_TILE)
-    # a mask that is constantly true costs nothing: only ragged tiles pay for it
+    # a mask that is always true costs nothing: only ragged tiles pay for it
     of_channels = tl.full([CHANNEL_TILE], True, tl.int1) if CHANNELS % CHANNEL_TILE == 0 else d < CHANNELS
     of_states = tl.full([STATE_TILE], True, tl.int1) if STATES == STATE_TILE else n < STATES
 
@@ -280,7 +280,8 @@ def _in_groups(
     """Scan TOKENS tokens at once, then the rest; a masked last group would take far more registers.
 
     AHEAD reads a group while the previous one is computed: a program that has a scheduler to itself would otherwise
-    wait for every read. The rest then goes one by one, because pairs cost registers while a group is in flight.
+    wait for every read. The remaining tokens are then scanned one by one, because pairs cost registers while a group is
+    in flight.
     """
     h = tl.zeros_like(rates)
     groups = length // TOKENS
@@ -407,7 +408,7 @@ def softplus(x):
     """Return max(x, 0) + log(1 + t) for t = exp(-|x|), with the logarithm as t times a polynomial in t.
 
     The polynomial has the smallest relative error over [0, 1], 1.5e-7 in float32, with the highest power first. It
-    takes half the instructions of a logarithm, and loses no digits for small t.
+    takes half the instructions of a logarithm, and does not lose digits for small t.
     """
     t = tl.exp2(tl.abs(x) * -_LOG2_E)
     p = -0.003243980696424842

@@ -2,10 +2,10 @@
 
     y[n,o,i,j] = bias[o] + sum over c, k, l of weight[o,c,k,l] x[n,c,i*stride+k-padding,j*stride+l-padding]
 
-N images of C channels and H x W pixels become O channels of H' x W'; x is 0 outside an image. It is conv2d up to the
-order of its float32 sums, for any x. On a CPU the native kernel multiplies only nonzeros, so that its time depends on
-the number of spikes. Its time divided by that of oneDNN's dense convolution, both with packed weights, by the share of
-nonzeros in x:
+N images of C channels and H x W pixels become O channels of H' x W'; x is 0 outside an image. For any x it equals
+conv2d, except for the order of its float32 sums. On a CPU the native kernel multiplies only nonzeros, so that its time
+depends on the number of spikes. The table gives its time divided by that of oneDNN's dense convolution, both with
+packed weights, for several shares of nonzeros in x:
 
     Zen 4, AVX-512, 2 threads   0 %    5 %   20 %   50 %  100 %
     N 512, 64 -> 128, 16 x 16  0.17   0.28   0.49   0.96    2.3

@@ -15,8 +15,8 @@
 #include "../common.h"
 
 #define BLOCK 64   /* output channels per pixel whose sums stay in registers */
-#define PADDED 16  /* weights are padded to a multiple of this many channels */
-/* floats per register: compilers keep longer vectors in memory */
+#define PADDED 16  /* weights are padded to a multiple of this number of channels */
+/* floats per register, because compilers keep longer vectors in memory */
 #if defined __AVX512F__
 #define LANES 16
 #elif defined __AVX__
@@ -76,7 +76,7 @@ INLINE int64_t list_some(nonzero *list, const float *x, int64_t place) {
 }
 #endif
 
-/* NaN is not equal to zero and is kept; without a branch, because spikes cannot be predicted */
+/* keeps NaN, which is not equal to zero; branchless, because spikes cannot be predicted */
 static void list_row(const float *restrict x, int64_t *restrict starts, const problem *p) {
     nonzero *restrict list = (nonzero *)(starts + p->width + 1);
     int64_t n = 0, place = 0;
@@ -145,7 +145,7 @@ INLINE void walk(lanes *sums, segment s, const float *weight, int vectors) {
 }
 
 /* Reads, in sequence, the weights of row k of the window that any output pixel needs: memory is faster in this order
-   than in the order of the spikes, unless few weights are needed. */
+   than in that of the spikes, unless few weights are needed. */
 static void fetch_row(const float *weight, int64_t k, const problem *p, int64_t block) {
     int64_t lowest = p->padding - (p->out_height - 1) * p->stride, highest = p->height + p->padding;
     if (k < lowest || k >= highest) return;
@@ -230,7 +230,7 @@ PUBLIC void spike_conv2d(const problem *p) {
 }
 
 /* Reads `n` channels, from `channel` on, of two lines of an image at all steps, (steps, 2, out_width, n), and pools
-   them to line `at` of all: the neurons in another library. */
+   them to line `at` of all steps; implemented by the neurons' library. */
 typedef void reader(const void *neurons, const float *lines, int64_t n, int64_t channel, int64_t at);
 
 /* A task: two lines of one image at all steps, numbered from the group's first, for the channels of a block. */

@@ -20,7 +20,7 @@ from benchd.kernels.op import is_watched, op
 
 # BLOCK and LANES of native.c
 BLOCK, _LANES = 64, 16
-# number of places for nonzeros, unless a single image needs more: they fit in the second-level cache
+# maximum number of listed nonzeros, which fit in the second-level cache; a single image may need more
 PLACES = 2**18
 
 
@@ -68,7 +68,7 @@ class Problem(ctypes.Structure):
 
 
 class _Plan(NamedTuple):
-    """What calls of the same sizes share: the sizes in `problem`, the layout of y, and the amount of scratch memory."""
+    """Shared by calls of the same sizes: the sizes in `problem`, the layout of y, and the size of scratch memory."""
 
     problem: bytes
     shape: tuple[int, int, int, int]

@@ -1,4 +1,4 @@
-"""Support for layers that use spike kernels if possible: whether it is possible, and the weight packed once."""
+"""Support for layers that use spike kernels where possible: whether they can, and the weight, packed once."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -22,7 +22,7 @@ def skips_zeros_in(x: Tensor) -> bool:
 class PackedWeight(Generic[Form]):
     """`pack` of a layer's weight, computed at first use and again after the weight was replaced or written to.
 
-    A weight used in another shape is packed in `shape`. Writes to an inference tensor, or through `.data`, go
+    A weight used in a different shape is packed in `shape`. Writes to an inference tensor, or through `.data`, go
     unnoticed.
     """
 

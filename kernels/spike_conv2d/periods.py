@@ -18,7 +18,7 @@ from benchd.kernels.lif.native import Periods, line_reader
 from benchd.kernels.op import op
 from benchd.kernels.spike_conv2d.native import BLOCK, Problem, laid_out, listed
 
-_PIXEL = 4 * BLOCK + 2 * 24  # bytes: its sums, and a corner and a segment in native.c
+_PIXEL = 4 * BLOCK + 2 * 24  # bytes per pixel: its sums, and a corner and a segment in native.c
 
 
 def convolved(

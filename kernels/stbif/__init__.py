@@ -5,7 +5,7 @@
     q[t] = +1 if v[t] >= s and k[t-1] < P,  -1 if v[t] < 0 and k[t-1] > N,  else 0
     v[t] = v[t] - s * q[t]    k[t] = k[t-1] + q[t]
 
-The first axis is T time steps; the others are independent neurons. P = pos_max and N = neg_min bound the tracer. Once
+The first axis has T time steps; the others are independent neurons. P = pos_max and N = neg_min bound the tracer. Once
 the input ends, s * k moves to s * clamp(floor(sum(current) / s + 1/2), N, P), which is the quantiser's result
 (SpikeZIP-TF, ICML 2024). v is kept in float32 for float16 and bfloat16 currents, else in the current's own dtype.
 `stbif_block` adds a folded bias and a residual to the current; `max_pool_delta` is the max pool between such layers.

@@ -1,7 +1,8 @@
 """ST-BIF and the max pool of running sums in C on the CPU: one pass, with the state in the cache, and its gradient.
 
-Float32 and float64 are computed as such and half tensors as float32, so codes equal the equation's bit for bit. The
-forward pass stores nothing for a gradient: the backward pass recomputes a tile of neurons while it is in the cache.
+Float32 and float64 are computed in their own precision and half tensors in float32, so that codes equal the equation's
+bit for bit. The forward pass stores nothing for a gradient: the backward pass recomputes a tile of neurons while it is
+in the cache.
 """
 
 import ctypes

@@ -1,10 +1,10 @@
 """ST-BIF and the max pool of running sums in Triton, with gradients: programs loop over T with state in registers.
 
-State is float32, or float64 for float64 tensors, and multiply-adds are not fused, so codes equal the equation's bit for
-bit. The forward pass stores nothing for a gradient: the backward pass recomputes a block of neurons, writing membranes
-where their gradients will be, and codes to a separate buffer. Loops over a neuron's T are unrolled, with one
-compilation per T, and read step t + 1 before they store step t: the compiler moves no load above a store that might
-alias it.
+State is float32, or float64 for float64 tensors, and multiply-adds are not fused, so that codes equal the equation's
+bit for bit. The forward pass stores nothing for a gradient: the backward pass recomputes a block of neurons, writing
+membranes where their gradients will be, and codes to a separate buffer. Loops over a neuron's T are unrolled, with one
+compilation per T, and read step t + 1 before they store step t: the compiler does not move a load above a store that
+might alias it.
 
 The pool sums each pixel once, in a separate launch, because float64 is slow on a GPU (1/64 of float32 on Orin): summing
 per window, with 3x3 windows and stride 2, would add every pixel 2.25 times.
@@ -35,13 +35,13 @@ from benchd.kernels.stbif.ops import (
 
 
 class _Cut(NamedTuple):
-    """A program's neurons, pixels or windows, and its warps: four per thread if there are enough of them."""
+    """How many neurons, pixels or windows, and how many warps a program has: four per thread if there are enough."""
 
     block: int
     warps: int
 
 
-# By architecture (0: any other): how many neurons fill the device, then the tiling for fewer and for more
+# by architecture (0: all others): how many neurons fill the device, then the tilings for fewer and for more
 _CUTS: Mapping[int, tuple[int, _Cut, _Cut]] = {
     0: (2**16, _Cut(128, 4), _Cut(512, 4)),
     87: (2**13, _Cut(128, 4), _Cut(512, 4)),

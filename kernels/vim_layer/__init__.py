@@ -1,11 +1,11 @@
-"""A Vision Mamba layer on a GPU in half precision, except its scans, as three launches: products and their epilogues.
+"""A Vision Mamba layer without its scans, on a GPU in half precision, as three launches: products and their epilogues.
 
     in_conv      x, z = in_proj(normed);  u[g] = silu(conv[g](x)), g = 0 looks back over the tokens and 1 ahead
     steps        B[g], C[g], low[g] = x_proj[g] u[g];  delta[g] = softplus(dt_proj[g] low[g] + dt_bias[g])
     out_norm     residual' = residual + out_proj((y[0] + y[1]) silu(z));  normed = rms_norm(residual') weight
 
-These are for float16 and bfloat16, whose products a GPU computes in tiles with float32 sums; as separate launches,
-products, convolution, gate and norm write 0.9 MB per image and layer that the next launch reads again (Vim tiny). B
+These are for float16 and bfloat16, whose products a GPU computes in tiles with float32 sums. In separate launches,
+products, convolution, gate and norm would write 0.9 MB per image and layer (Vim tiny) for the next launch to read. B
 images, L tokens, dim numbers per token outside and E inside the layer, N states, R = rank.
 """
 

@@ -1,8 +1,8 @@
 """The fused parts of a Vim layer on a GPU: a program computes a tile of products and its epilogue in registers.
 
-Products are of half-precision tiles with float32 sums. Loops over the inner dimension are not pipelined: either few
-programs run, or many that hide each other's reads. Tiles have at most 32 rows, which every architecture multiplies with
-the same instruction.
+Tiles are multiplied in half precision with float32 sums. Loops over the inner dimension are not pipelined: reads are
+few, or hidden by many other programs. Tiles have at most 32 rows, which every architecture multiplies with the same
+instruction.
 """
 
 from typing import no_type_check
@@ -18,11 +18,12 @@ from benchd.kernels.selective_scan.triton_impl import silu, softplus
 from benchd.kernels.vim_layer import DTYPES, MOST_DIM
 from benchd.kernels.vim_layer.ops import InConv, OutNorm, Steps, in_conv_op, out_norm_op, steps_op
 
-_HALO: tl.constexpr = tl.constexpr(3)  # tokens on one side that a convolution of width 4 reads
-_COUNTS = ("length", "rows", "blocks")  # not worth a specialisation
-_ROWS, _MANY_ROWS = 16, 32  # per tile, for few tokens and for many
+_HALO: tl.constexpr = tl.constexpr(3)  # tokens that a convolution of width 4 reads on one side
+_COUNTS = ("length", "rows", "blocks")  # arguments not worth a specialisation
+_ROWS, _MANY_ROWS = 16, 32  # rows per tile, for few tokens and for many
 _MANY = 2**11  # number of tokens from which every multiprocessor of a large GPU has a tile of 32
-_SPLITS = 3  # of delta's channels, for few tokens: each program recomputes the low-rank numbers
+# how many parts delta's channels are split into if there are few tokens; each part recomputes the low-rank numbers
+_SPLITS = 3
 _DEPTH = 64  # numbers of the inner dimension multiplied at once
 
 
@@ -111,7 +112,7 @@ def _in_conv_kernel(
     normed, weight, taps, shift, u, z, length, blocks,
     DIM: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Compute x or z for a tile of channels and ROWS tokens, where those at the border belong to other tiles.
+    """Compute x or z for a tile of channels and ROWS tokens; the tokens at its border belong to other tiles.
 
     x is rounded, as a separate tensor would be, and shifted along the tokens by products with matrices of ones.
     """

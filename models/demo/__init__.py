@@ -1,7 +1,7 @@
 """The trained nets that ship with benchd, and the weights and images of a case; torch-free.
 
 Each is a catalogued model with the options that its checkpoint was trained with, using the full-size code with fewer
-layers and channels. README.md says what they learnt and how well; `train` recreates them.
+layers and channels. README.md describes what they learnt and how well; `train` recreates them.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ IMAGES = FOLDER / "digits.safetensors"
 CALIBRATION = FOLDER / "calibration.safetensors"
 """512 of the digits that the nets were trained on, none of which are in IMAGES."""
 DEMO, RANDOM = "demo", "random"
-# options that can change with the same weights: for how long, and in which form
+# options that do not depend on the weights: the number of steps, and the form of the scan
 _FREE = ("time_steps", "scan")
 
 
@@ -65,7 +65,7 @@ def _untrained(model: str, options: Mapping[str, OptionValue]) -> list[tuple[str
 def sources(
     model: str, options: Mapping[str, OptionValue], weights: str | None, data: str | None
 ) -> tuple[str | None, str | None]:
-    """Return the weights and the data of a case, given the requested ones: "demo", a path, or None for random.
+    """Return the weights and the data for a case, given the requested ones: "demo", a path, or None for random.
 
     If neither is requested, a model with its checkpoint's options uses the trained weights and their images.
     """

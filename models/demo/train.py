@@ -1,8 +1,8 @@
 """Train the nets of this folder: `make weights`. The same machine and versions write the same bytes.
 
-Each net learns scikit-learn's handwritten digits, enlarged to 32x32 pixels with three equal channels; every fifth is
-kept for testing. In each epoch an image is shifted by up to 2.5 pixels, rotated by up to 8 degrees and scaled by up to
-8 %. Weights are written in half precision, and the accuracy printed is that of the written file, in float32.
+Each net learns scikit-learn's handwritten digits, enlarged to 32x32 pixels with three equal channels; every fifth digit
+is kept for testing. In each epoch an image is shifted by up to 2.5 pixels, rotated by up to 8 degrees and scaled by up
+to 8 %. Weights are written in half precision, and the accuracy printed is that of the written file, in float32.
 """
 
 import math
