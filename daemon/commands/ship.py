@@ -140,7 +140,7 @@ def _candidates(suite: Suite, limits: LimitsConfig, machine: Machine, own: UserM
 
 
 def _why_not(entry: Planned) -> str | None:
-    no_file = "int8 inside torch is quantised where it runs and has no file to deploy: ship onnxruntime-int8"
+    no_file = "int8 within PyTorch is quantised where it runs and has no file to deploy: ship onnxruntime-int8"
     return entry.reason or (no_file if entry.case.variant.needs_torchao else None)
 
 

@@ -89,7 +89,8 @@ def figure(value: float | None, scale: float = 1.0) -> str:
 def machine(environment: Environment) -> str:
     """Return the device, and its clocks and its power mode if they are known."""
     device = environment.gpu if environment.device.startswith("cuda") else environment.cpu_model
-    threads = f", {environment.threads} threads" if environment.threads and environment.device == "cpu" else ""
+    count = environment.threads if environment.device == "cpu" else None
+    threads = f", {count} thread{'s' * (count != 1)}" if count else ""
     locked = {True: "clocks locked", False: "clocks not locked", None: ""}[environment.clocks_locked]
     mode = f"power mode {environment.power_mode}" if environment.power_mode else ""
     return " | ".join(filter(None, [f"{environment.device}: {device}{threads}", locked, mode]))

@@ -39,7 +39,7 @@ PLAIN = BUSY | {
     "probes_moved": "peak rates changed",
     "repeated_input_untested": "not tested for cached answers",
     "shared_cpus": "more threads than CPUs",
-    "throttled": "clocks held down",
+    "throttled": "clocks throttled",
     "two_levels": "jumps between two speeds",
     "warm_up_not_steady": "not warmed up",
 }

@@ -93,9 +93,8 @@ class Bridging:
         end_ms = ours_ms * math.exp(ways[0][-1])
         waiting = self.theirs.in_flight / self.theirs.streams - 1.0
         if waiting > 0.0:
-            steps.append(
-                _computed(f"{self.theirs.in_flight} requests wait for {self.theirs.streams} streams", end_ms * waiting)
-            )
+            queue = f"{self.theirs.in_flight} requests in flight, {self.theirs.streams} at a time"
+            steps.append(_computed(queue, end_ms * waiting))
             end_ms *= 1.0 + waiting  # Little's law: requests in flight divided by the rate at which they end
         if self.theirs.quoted == "mean":
             steps.append(_computed("mean, not median", end_ms * (self._mean_over_median - 1.0)))
@@ -159,7 +158,7 @@ def _switches(case: Case, theirs: Foreign) -> Iterator[tuple[str, str]]:
     if theirs.batch and theirs.batch != case.batch_size:
         yield f"batch {theirs.batch}, not {case.batch_size}", f"b{theirs.batch}"
     if theirs.threads and theirs.threads != case.threads:
-        yield f"{theirs.threads} threads, not {case.threads or 'all'}", f"threads={theirs.threads}"
+        yield f"{theirs.threads} thread{'s' * (theirs.threads != 1)}, not {case.threads or 'all'}", f"threads={theirs.threads}"
     if theirs.streams > case.streams:
         yield f"{theirs.streams} streams, not {case.streams}", f"streams={theirs.streams}"
 

@@ -53,24 +53,24 @@ ONE_INPUT = "one input, which stays in the caches"
 ONE_THREAD = ["-nstreams", "1", "-nireq", "1", "-nthreads", "1"]
 # our case, the options of benchmark_app, and what differs
 PROTOCOLS: dict[str, tuple[str, list[str], list[str]]] = {
-    "one thread": ("openvino,b2,threads=2", ONE_THREAD, ["1 threads, not 2"]),
+    "one thread": ("openvino,b2,threads=2", ONE_THREAD, ["1 thread, not 2"]),
     "two threads": ("openvino,b2,threads=1", ["-nstreams", "1", "-nireq", "1"], ["2 threads, not 1"]),
     "a batch of 8": ("openvino,b2,threads=1", [*ONE_THREAD, "-shape", "[8,32,56,56]"], ["batch 8, not 2"]),
     "bf16": ("openvino,b2,threads=1", [*ONE_THREAD, "-infer_precision", "bf16"], ["bf16, not fp32"]),
     "a queue": (
         "openvino,b2,threads=1",
         ["-nstreams", "1", "-nireq", "4", "-nthreads", "1"],
-        ["4 requests wait for 1 streams"],
+        ["4 requests in flight, 1 at a time"],
     ),
     "two streams": (
         "openvino,b2,threads=2",
         ["-nstreams", "2", "-nireq", "2"],
-        ["1 threads, not 2", "2 streams, not 1"],
+        ["1 thread, not 2", "2 streams, not 1"],
     ),
     "a queue before one thread": (
         "openvino,b2,threads=2",
         ["-nstreams", "1", "-nireq", "3", "-nthreads", "1"],
-        ["1 threads, not 2", "3 requests wait for 1 streams"],
+        ["1 thread, not 2", "3 requests in flight, 1 at a time"],
     ),
     "a batch of 8 in bf16": (
         "openvino,b2,threads=1",

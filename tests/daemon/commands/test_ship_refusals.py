@@ -89,7 +89,7 @@ def test_int8_inside_torch_is_left_out_and_says_why(tmp_path, monkeypatch):
     )
     found = CliRunner().invoke(ship.app, ["vim_tiny", "--variants", "int8", "--output", str(tmp_path / "out")])
     assert isinstance(found.exception, NotAvailable)
-    assert "not int8: int8 inside torch " in found.stderr
+    assert "not int8: int8 within PyTorch " in found.stderr
     assert found.stderr.count("\n") == 1
 
 

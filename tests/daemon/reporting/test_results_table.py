@@ -77,7 +77,7 @@ def test_each_number_of_threads_that_ran_has_a_heading():
         for threads in (1, 2)
     )
     assert [line.split(" |")[0] for line in table(160, [one, two, two]).splitlines()[:2]] == [
-        "cpu: cpu, 1 threads",
+        "cpu: cpu, 1 thread",
         "cpu: cpu, 2 threads",
     ]
 

@@ -39,7 +39,7 @@ def test_each_switch_has_the_mean_of_both_orders_and_all_of_them_lead_to_their_n
     bridge = bridged(quoted="median", threads=1, precision="bf16")
     assert bridge.ours_ms == pytest.approx(5.0, abs=0.01)
     added = {switch.name: switch.ms for switch in bridge.switches}
-    assert added == pytest.approx({"1 threads, not all": 2.5, "bf16, not fp32": -0.5}, abs=0.02)
+    assert added == pytest.approx({"1 thread, not all": 2.5, "bf16, not fp32": -0.5}, abs=0.02)
     assert bridge.unexplained_ms == pytest.approx(8.0 - 7.0, abs=0.02)
     assert bridge.explained == pytest.approx(2 / 3, abs=0.01)
     first, *_, unexplained, last = lines(msgspec.structs.replace(bridge, mark=""))
@@ -55,7 +55,7 @@ def test_an_input_that_stays_in_the_caches_is_a_switch(bridged):
 
 def test_requests_that_wait_and_a_mean_need_no_run(bridged):
     bridge = bridged(quoted="mean", streams=1, in_flight=2)
-    assert [switch.name for switch in bridge.switches] == ["2 requests wait for 1 streams", "mean, not median"]
+    assert [switch.name for switch in bridge.switches] == ["2 requests in flight, 1 at a time", "mean, not median"]
     assert bridge.switches[0].ms == pytest.approx(bridge.ours_ms)
     assert bridge.switches[1].ms == pytest.approx(2 * bridge.ours_ms * (9 / 5 - 1), rel=0.01)  # the stub's mean is 9 ms
 
