@@ -158,7 +158,8 @@ def _switches(case: Case, theirs: Foreign) -> Iterator[tuple[str, str]]:
     if theirs.batch and theirs.batch != case.batch_size:
         yield f"batch {theirs.batch}, not {case.batch_size}", f"b{theirs.batch}"
     if theirs.threads and theirs.threads != case.threads:
-        yield f"{theirs.threads} thread{'s' * (theirs.threads != 1)}, not {case.threads or 'all'}", f"threads={theirs.threads}"
+        plural = "s" * (theirs.threads != 1)
+        yield f"{theirs.threads} thread{plural}, not {case.threads or 'all'}", f"threads={theirs.threads}"
     if theirs.streams > case.streams:
         yield f"{theirs.streams} streams, not {case.streams}", f"streams={theirs.streams}"
 

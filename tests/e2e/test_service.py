@@ -122,7 +122,9 @@ class Site(Watcher):
 
     def health_once(self, holds):
         """Return the health once it holds; it is asked for no more often than a device answers."""
+        until_s = time.monotonic() + WAIT_S
         while not holds(health := self.command("status")["health"]):
+            assert time.monotonic() < until_s, health
             time.sleep(0.6)
         return health
 
