@@ -25,7 +25,7 @@ GROUPS = {  # as shown by `benchd --help`; a hyphen is an underscore in the file
 VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
 
 LASTING = {"run", "dashboard", "demo", "watch", "power-sweep"}
-"""The verbs that serve until stopped, or whose children write to the terminal."""
+"""The verbs that run until stopped, or whose children write to the terminal."""
 
 UNREACHABLE = (errno.EACCES, errno.ENAMETOOLONG)
 """The errors that `Path.is_file` raises for an inaccessible path; for an absent one it returns False."""
@@ -50,7 +50,7 @@ class _Verbs(TyperGroup):
 
 
 def command(verb: str) -> Any:
-    """Return the command of a verb (`once` for bench-once), or one that says which extra to add."""
+    """Return the command for a verb (`once` for bench-once), or one that says which extra to add."""
     try:
         app = import_module(f"benchd.daemon.commands.{verb.replace('-', '_')}").app
     except ModuleNotFoundError as error:

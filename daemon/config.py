@@ -1,4 +1,4 @@
-"""The configuration: TOML to a frozen Config. A key that is unknown, mistyped or in the wrong unit is an error."""
+"""Reads the configuration, in TOML, into a Config. A key that is unknown, mistyped or in the wrong unit is an error."""
 
 import os
 import re
@@ -24,17 +24,18 @@ else:
     import tomli as tomllib
 
 Commands = Literal["off", "suites", "all"]
-Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=864_000.0)]  # poll() takes the sum of two, in ms, as a 32-bit int
+# poll() takes the sum of two of these, in ms, as a 32-bit int
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=864_000.0)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
 Core = Annotated[int, msgspec.Meta(ge=0)]
 Load = Annotated[float, msgspec.Meta(ge=0.0, le=100_000.0)]
-MAX_SEED = 2**62  # torch accepts 64 bits, and each image uses its own seed above this
+MAX_SEED = 2**62  # torch accepts 64 bits, and each image uses a different seed, counted from this one
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}"
 _MODULE = rf"[^\W\d][\w.]*(?<!\.py):[^\W\d]\w*|{HUB}:.*"
 
 
 class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[device]`: the machine's id in records and topics; name, site and tags are for people."""
+    """`[device]`: the machine's id in records and topics; name, site and tags are for human readers."""
 
     id: str | None = None
     name: str = ""
@@ -43,9 +44,9 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MqttConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[mqtt]`: where results go; without a `url` nothing is published.
+    """`[mqtt]`: where results are published; without a `url`, they are not.
 
-    With `telemetry` off, only health is published while a case runs. `commands` says what MQTT commands may run:
+    With `telemetry` off, only health is published while a case runs. `commands` defines what MQTT commands may run:
     nothing, the configured suites, or any lists.
     """
 
@@ -84,17 +85,17 @@ class BaselineConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SamplingConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[sampling]`: which sensors are read while a case runs, and how often; an empty list means all available."""
+    """`[sampling]`: the sensors read while a case runs, and how often; an empty list means all available ones."""
 
     sources: list[str] = []
     period_s: Annotated[float, msgspec.Meta(ge=0.001, le=3600.0)] = 0.05
 
 
 class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[limits]`: overrides of the preset's caps and image count, and deadlines for the stages without a cap.
+    """`[limits]`: overrides for the preset's caps and image count, and deadlines for the stages without a cap.
 
-    `grace_s` is how long a worker may exceed a cap, because it finishes the run in progress. Without `build_deadline_s`
-    a build may take 15 minutes, or an hour on a Jetson.
+    `grace_s` is how long a worker may exceed a cap to finish the run in progress. Without `build_deadline_s`, a build
+    may take 15 minutes, or an hour on a Jetson.
     """
 
     warm_up_cap_s: Seconds | None = None
@@ -107,7 +108,7 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Conditions(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[suite.conditions]`: what must hold before a case of a scheduled run begins; null means no condition."""
+    """`[suite.conditions]`: the conditions for starting a case of a scheduled run; null means no condition."""
 
     temperature_below_c: Annotated[float, msgspec.Meta(ge=-100.0, le=1000.0)] | None = None
     gpu_load_below_percent: Load | None = None
@@ -117,17 +118,17 @@ class Conditions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Suite(Inputs, Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[[suite]]`: lists that multiply into cases. An empty list means the preset's choice.
+    """`[[suite]]`: lists whose combinations are cases. An empty list stands for the preset's choice.
 
     `every`, `at` or `cron` schedules it in the service, delayed by up to `random_delay_s` (constant per device); no
-    further case begins once a run has measured for `time_limit_s`. `weights` is a checkpoint of the one model, `data`
+    further case begins once a run has measured for `time_limit_s`. `weights` is a checkpoint for a single model, `data`
     and `labels` specify images on this machine, `samples` and `metric` are --inputs and --metric, and `accuracy` is the
     number of images for top-1. A user's model replaces `models`: `onnx` or `nir` is its file, `module` the
-    package.module:FUNCTION of an installed package, and `inputs` describes what it leaves open, as `--input` does. Only
-    `read` accepts them.
+    package.module:FUNCTION of an installed package, and `inputs` describes its undefined inputs, like `--input`. Only
+    `read` accepts a user's model.
 
     Each of `rates_hz` is one case of the scenario `server`; `find_rate` is one at the highest rate that meets
-    `deadline_ms`. With `device` "cuda" its cases are never measured on the CPU: without a usable GPU they are
+    `deadline_ms`. With `device` "cuda", cases are never measured on the CPU: without a usable GPU, they are
     unsupported.
     """
 
@@ -213,21 +214,21 @@ class Suite(Inputs, Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return next((name for name in ("onnx", "module", "nir") if getattr(self, name) is not None), None)
 
     def code(self) -> list[tuple[str, Path]]:
-        """Return the keys whose value is a function in a Python file, each with that file."""
+        """Return the keys whose values are functions in Python files, each with its file."""
         named = {"samples": self.samples, "metric": self.metric, "calibration": self.calibration}
         return [(f"suite.{name}", Path(file_of(text))) for name, text in named.items() if text and ".py:" in text]
 
     def trigger(self) -> Trigger | None:
-        """Return when the service starts it, None if only a command does."""
+        """Return when the service starts the suite, None if only a command does."""
         return trigger.parse(self.every, self.at, self.cron)
 
 
 class Shipped(Struct, frozen=True, forbid_unknown_fields=True):
     """`[[shipped]]`: a folder from `benchd ship` that the service verifies, by absolute path; `name` is used in topics.
 
-    It is verified by `every`, `at` or `cron`, and whenever its files, the trust settings, the machine or its software
-    have changed. A folder that runs code when loaded and was not shipped by the service's user needs `trust_code`;
-    without `trust_plan`, a TensorRT plan made by another user is rebuilt.
+    It is verified on the schedule in `every`, `at` or `cron`, and whenever its files, the trust settings, the machine
+    or the software have changed. A folder that runs code when loaded and was not shipped by the service's user needs
+    `trust_code`; without `trust_plan`, a TensorRT plan made by a different user is rebuilt.
     """
 
     path: str
@@ -247,7 +248,7 @@ class Shipped(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def called(self) -> str:
-        """Return its name, by default the folder's."""
+        """Return its name, which is the folder's by default."""
         return self.name or Path(self.path).name
 
     def trigger(self) -> Trigger | None:
@@ -275,7 +276,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         files = {path: Path(path).stem for suite in self.suite if (path := suite.onnx or suite.nir)}
         modules = {suite.module: suite.module.rpartition(".")[2] for suite in self.suite if suite.module}
         for key, called_by in (("onnx: two files", files), ("module: two functions", modules)):
-            if alike := _twice(called_by.values()):  # records and retained topics are identified by it
+            if alike := _twice(called_by.values()):  # records and retained topics are identified by this name
                 raise UsageError(f"suite.{key} are called {alike!r}; rename one")
         _refuse_two_readings(self.suite)
 
@@ -285,7 +286,7 @@ def _twice(names: Iterable[str]) -> str | None:
 
 
 def _refuse_two_readings(suites: list[Suite]) -> None:
-    """Raise UsageError for one model with two lists of inputs or weights, whose results would share a name."""
+    """Raise UsageError for a model with two different inputs or weights, whose results would have the same name."""
     given: dict[str | None, tuple[list[str], str | None]] = {}
     for suite in suites:
         this = suite.inputs, suite.weights
@@ -300,11 +301,11 @@ def _refuse_two_readings(suites: list[Suite]) -> None:
 def read(path: Path) -> Config:
     """Return the configuration in `path`; raise UsageError that quotes the key, the value or the line.
 
-    It may refer to ONNX files, shipped folders and Python files only if nobody but root and the current user can write
-    the configuration and these Python files.
+    It may refer to ONNX files, shipped folders and Python files only if just root and the current user can write the
+    configuration and these Python files.
     """
     try:
-        # opening a pipe would block
+        # otherwise opening a pipe would block
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
@@ -342,7 +343,7 @@ def _status(file: Path, key: str) -> os.stat_result:
 
 
 def _with_value(message: str, data: Any) -> str:
-    """Return msgspec's message about a key, with its value if that is a number: a string may hold a password."""
+    """Return msgspec's message about a key, with its value if that is a number; a string may contain a password."""
     stated, _, place = message.partition(" - at `$.")
     with suppress(LookupError):
         for key in re.findall(r"[^].[`]+", place):
@@ -352,7 +353,7 @@ def _with_value(message: str, data: Any) -> str:
 
 
 def _refuse_nul(value: Any, key: str) -> None:
-    """Raise UsageError for a string with a NUL: opening it as a path would not raise OSError."""
+    """Raise UsageError for a string with a NUL, because opening such a path would not raise OSError."""
     if isinstance(value, str) and "\0" in value:
         raise UsageError(f"{key}: contains a NUL character")
     for name, inner in value.items() if isinstance(value, dict) else ():
@@ -362,10 +363,11 @@ def _refuse_nul(value: Any, key: str) -> None:
 
 
 def _refuse_foreign(path: Path, status: os.stat_result, key: str) -> None:
-    """Raise UsageError for `key` if anyone but root and the current user may write or replace the file."""
+    """Raise UsageError for `key` if anyone other than root and the current user may write or replace the file."""
     for place, owned in [(path, status), *((folder, folder.stat()) for folder in path.resolve().parents)]:
         what = "file" if place is path else "folder"
-        is_kept = place is not path and owned.st_mode & stat.S_ISVTX  # as in /tmp: nobody can replace another's file
+        # a sticky folder like /tmp, where users cannot replace each other's files
+        is_kept = place is not path and owned.st_mode & stat.S_ISVTX
         if owned.st_uid not in (0, os.geteuid()):
             raise UsageError(f"{key}: refused because another user owns this {what}: sudo chown root {place}")
         if owned.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_kept:
@@ -373,7 +375,7 @@ def _refuse_foreign(path: Path, status: os.stat_result, key: str) -> None:
 
 
 def _refuse_unknown_keys(data: dict[str, Any], kind: type[Struct], where: str) -> None:
-    """Raise UsageError for the first unknown key, with the known ones."""
+    """Raise UsageError for the first unknown key, listing the known ones."""
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     for key, value in data.items():
         if key not in fields:

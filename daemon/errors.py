@@ -1,12 +1,9 @@
 """The exceptions of benchd; each message says what is wrong and what to do next.
 
-BenchdError
-├── UsageError          an invalid command line or configuration (exit code 2)
-│   └── Full            the disk is full or failing
-├── NotAvailable        something requested by name is not available (exit code 7)
-├── Unsupported         a case cannot run on this machine; becomes a Record with this reason
-├── UnfitModel          a user's model cannot be measured as is; becomes a Record with this reason
-└── SchemaError         a record with another schema, or data that is not a record
+BenchdError ├── UsageError an invalid command line or configuration (exit code 2) │ └── Full the disk is full or failing
+├── NotAvailable something requested by name is not available (exit code 7) ├── Unsupported a case cannot run on this
+machine; becomes a Record with this reason ├── UnfitModel a user's model cannot be measured as is; becomes a Record with
+this reason └── SchemaError a record with a different schema, or data that is not a record
 """
 
 import difflib
@@ -40,11 +37,11 @@ class Unsupported(BenchdError):
 
 
 class UnfitModel(BenchdError):
-    """A user's model cannot be measured as is; the message says what to change."""
+    """A user's model cannot be measured unchanged; the message says what to change."""
 
 
 class SchemaError(BenchdError):
-    """A record with another schema major version, or bytes that are not a record."""
+    """A record with a different major version of the schema, or bytes that are not a record."""
 
 
 def unknown(kind: str, value: str, known: Iterable[str]) -> UsageError:

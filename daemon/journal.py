@@ -1,4 +1,4 @@
-"""Files of JSON lines; each line is on disk before its readers are notified."""
+"""Files of JSON lines; each line is on disk before readers are notified."""
 
 import errno
 import gzip
@@ -16,8 +16,8 @@ from benchd.daemon.machine import folders
 class Journal:
     """A crash-safe file of records: when `append` returns, the record is on disk.
 
-    The folder is created if absent. If the file is moved or removed meanwhile, for example by logrotate, a new one is
-    created. Raises UsageError with path and cause if it cannot be written.
+    The folder is created if absent. If the file is moved or removed, for example by logrotate, a new one is created.
+    Raises UsageError with path and cause if the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -29,7 +29,7 @@ class Journal:
     def append(self, record: bytes) -> None:
         """Append one record as a line; raise ValueError if it contains a line break, UsageError if the write fails.
 
-        A full disk raises Full. A failed write leaves no part of the record in the file.
+        Raises Full if the disk is full. A failed write does not leave a partial record in the file.
         """
         if b"\n" in record:
             raise ValueError("a record must be one line")
@@ -72,18 +72,18 @@ class Journal:
         self._reopen()
 
     def _reopen(self) -> None:
-        """Continue in the file now at the path; if it cannot be opened, the next record tries again."""
+        """Continue in the file that is now at the path; if it cannot be opened, the next `append` tries again."""
         moved = self._file
         self._open()
         moved.close()
 
     def _open(self) -> None:
-        """Open the file; raise UsageError for a pipe or a device, which stores no records."""
+        """Open the file; raise UsageError for a pipe or a device, which cannot store records."""
         with explaining(self._path):
             if self._path.exists() and not self._path.is_file():
                 raise UsageError(f"{self._path}: not a regular file; move it away")
             self._file = self._path.open("ab+", buffering=0)
-            folders.sync(self._path.parent)  # or a power cut loses the new file's name
+            folders.sync(self._path.parent)  # otherwise a power cut could lose the new file's name
         self._id = folders.file_id(self._path)
 
     def size_bytes(self) -> int:
@@ -117,7 +117,7 @@ def replace(path: Path, parts: Iterable[bytes]) -> None:
 
 @contextmanager
 def explaining(path: Path) -> Iterator[None]:
-    """Raise a file system error as UsageError or Full, and a damaged archive as SchemaError.
+    """Convert a file system error to UsageError or Full, and an error in a damaged archive to SchemaError.
 
     The message gives the path and the remedy.
     """
@@ -134,7 +134,7 @@ def explaining(path: Path) -> Iterator[None]:
 
 
 def _is_torn(file: FileIO) -> bool:
-    """Return whether the file ends in the middle of a line, as after a crash."""
+    """Return whether the file ends in the middle of a line, for example after a crash."""
     if file.seek(0, os.SEEK_END) == 0:
         return False
     file.seek(-1, os.SEEK_END)

@@ -1,8 +1,8 @@
-"""The vocabulary of benchd and its wire format: a Case is what to measure, a Record is the result.
+"""The vocabulary of benchd and its wire format: a Case defines what to measure, a Record is the result.
 
 The types are frozen, except those the worker fills in, and their field names include units. msgspec encodes and decodes
-the JSON; `docs/record.schema.json` is generated from these types. Readers ignore unknown fields, and every later field
-has a default, so older records of the same major version stay readable.
+the JSON; `docs/record.schema.json` is generated from these types. Readers ignore unknown fields, and every field added
+later has a default, so that older records of the same major version stay readable.
 """
 
 import itertools
@@ -22,10 +22,10 @@ from benchd.daemon.runtimes import BACKENDS, FILE_BACKENDS, PRECISIONS, RUNTIMES
 
 SCHEMA = "benchd.record/1"
 COMMONEST_CLASS = 0.9
-"""Above this share of images in one class, the argmax proves nothing: a constant answer would agree as well."""
+"""If a class has more than this share of the images, the argmax proves nothing: a constant answer would agree too."""
 
 PROFILED = "profiled"
-"""The flag of a Record from a profile: shown, but never ranked or compared."""
+"""The flag of a Record from a profile, which is shown but never ranked or compared."""
 
 Kernels = Literal["torch", "custom"]
 Direction = Literal["inference", "training"]
@@ -60,7 +60,7 @@ DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 SCENARIOS: tuple[Scenario, ...] = get_args(Scenario)
 BACK_TO_BACK: tuple[Scenario, ...] = ("single_stream", "offline", "sustained", "pipeline")
 PLAIN: tuple[Scenario, ...] = ("single_stream", "offline")
-"""The scenarios that only repeat runs, so that any stretch is like any other."""
+"""The scenarios that only repeat runs, so that every stretch of time is like any other."""
 
 WITH_STREAMS: tuple[Scenario, ...] = ("single_stream", "server")
 
@@ -89,18 +89,18 @@ class Variant(Struct, frozen=True, order=True):
 
     @property
     def label(self) -> str:
-        """Return the name shown in tables: `eager-fp16` for `fp16`."""
+        """Return the name shown in tables, such as `eager-fp16` for `fp16`."""
         is_eager = self.name == self.precision and not self.needs_torchao
         return f"eager-{self.precision}" if is_eager else self.name
 
     @property
     def runs_nowhere(self) -> str | None:
-        """Return why no machine can run it, None if some can; older records may contain such a variant."""
+        """Return why no machine can run this variant, None if some can; older records may contain such variants."""
         return None if self.precision in RUNTIMES[self.backend].precisions else NO_FILE
 
     @property
     def needs_torchao(self) -> bool:
-        """Return whether it is int8 within PyTorch, quantised by torchao and compiled by inductor."""
+        """Return whether this is int8 within PyTorch, quantised by torchao and compiled by inductor."""
         return (self.backend, self.precision, self.kernels) == ("eager", "int8", "torch")
 
     @property
@@ -140,7 +140,7 @@ def _explain_invalid(name: str) -> None:
 
 
 def all_variants() -> Iterator[Variant]:
-    """Yield every valid variant, plain PyTorch first."""
+    """Yield all valid variants, plain PyTorch first."""
     for kernels, backend, precision in _combinations():
         with suppress(UsageError):
             yield Variant(backend, precision, kernels)
@@ -156,9 +156,9 @@ PERCENTILE, QUEUE = 99.0, 32
 
 
 class Load(Struct, frozen=True, kw_only=True):
-    """The requests sent to a `server`: Poisson arrivals at `rate_hz`, one batch each.
+    """The requests sent to a `server`: Poisson arrivals at `rate_hz`, each of one batch.
 
-    A null rate asks for the highest rate at which `percentile` percent meet the deadline. Up to `queue` requests may
+    A null rate requests the highest rate at which `percentile` percent meet the deadline. Up to `queue` requests may
     wait; a request that finds the queue full is dropped.
     """
 
@@ -169,7 +169,7 @@ class Load(Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> list[str]:
-        """Return what identifies the load in a case_id, without default values."""
+        """Return the parts of a case_id that identify the load, without default values."""
         words = [f"rate={'highest' if self.rate_hz is None else f'{self.rate_hz:.12g}'}"]
         words += [f"deadline={self.deadline_ms:.12g}"] if self.deadline_ms else []
         words += [f"percentile={self.percentile:.12g}"] if self.percentile != PERCENTILE else []
@@ -185,7 +185,7 @@ class Load(Struct, frozen=True, kw_only=True):
 
 
 class Neighbour(Struct, frozen=True):
-    """Another case that runs at a rate in its own process while the measured case is timed."""
+    """A case that runs at a rate in a separate process while the measured case is timed."""
 
     case_id: str
     rate_hz: float
@@ -195,12 +195,12 @@ class Neighbour(Struct, frozen=True):
 
 
 class Case(Struct, frozen=True):
-    """What to measure. `options` holds the options that differ from the catalog's defaults, sorted by name.
+    """A case to measure. `options` contains the options that differ from the catalog's defaults, sorted by name.
 
-    `provider` is ONNX Runtime's, null for the device's default; `dla` is the core of a Jetson's DLA that TensorRT uses,
-    null for the GPU alone; `threads` is the number of CPU threads, null for all. `streams` run the model at the same
-    time, each with `threads` threads; null divides the CPUs among them. `load` is the load of a `server`, `beside` the
-    neighbour running at the same time.
+    `provider` is ONNX Runtime's, null for the device's default; `dla` is the DLA core of a Jetson that TensorRT uses,
+    null for the GPU alone; `threads` is the number of CPU threads, null for all. `streams` is how many streams run the
+    model at the same time, each with `threads` threads; null divides the CPUs among them. `load` is the load of a
+    `server`, `beside` the neighbour that runs at the same time.
     """
 
     model: str
@@ -237,7 +237,7 @@ class Case(Struct, frozen=True):
 
     @property
     def demand(self) -> list[str]:
-        """Return what identifies streams, load and neighbour in a case_id; empty for a single stream without either."""
+        """Return the parts of a case_id for streams, load and neighbour; empty for one stream without the others."""
         words = [f"streams={self.streams}"] if self.streams > 1 else []
         words += self.load.words if self.load else []
         return words + ([f"beside={self.beside}"] if self.beside else [])
@@ -258,11 +258,11 @@ class Sample(Struct, frozen=True, array_like=True):
 
 
 THROTTLING = 0x04 | 0x08 | 0x20 | 0x40 | 0x80
-"""NVML's bits for power cap, hardware slowdown, software and hardware thermal slowdown, and power brake."""
+"""NVML's bits for a power cap, a hardware slowdown, software and hardware thermal slowdowns, and a power brake."""
 
 
 def throttles(reasons: float) -> bool:
-    """Return whether a value of `gpu_throttle_reasons` means a lowered clock: an idle GPU reports a reason too."""
+    """Return whether a value of `gpu_throttle_reasons` indicates a lowered clock; even an idle GPU reports a reason."""
     return bool(int(reasons) & THROTTLING)
 
 
@@ -279,7 +279,7 @@ class Window(Struct, frozen=True):
 
 
 class Summary(Struct, frozen=True):
-    """A sensor's readings within the window, in the unit of the metric's name."""
+    """A sensor's readings within the window, in the unit that the metric's name ends in."""
 
     minimum: float
     mean: float
@@ -289,7 +289,7 @@ class Summary(Struct, frozen=True):
 
 
 class Stages(Struct, frozen=True, kw_only=True):
-    """Duration of each stage of one process; null if the stage was not reached."""
+    """The duration of each stage of a process; null if the stage was not reached."""
 
     spawn_s: float | None = None
     import_s: float | None = None
@@ -307,7 +307,7 @@ class Stages(Struct, frozen=True, kw_only=True):
 
 
 class WarmUp(Struct, frozen=True):
-    """The runs before measuring. `slope_share` is the drift over the last blocks as a share of the median."""
+    """The runs before the measurement. `slope_share` is the drift over the last blocks as a share of the median."""
 
     runs: int
     seconds: float
@@ -327,7 +327,7 @@ class Timing(Struct, frozen=True, kw_only=True):
     """Run times of one quantity in one process, or in all processes of a case.
 
     The median and the percentiles of a `server` count dropped requests as later than any answer. If half were dropped,
-    `median_ms` covers only the answered ones: it has no interval, and is listed in the record's `missing`.
+    `median_ms` is that of the answered ones only; it has no interval, and is listed in the record's `missing`.
     """
 
     median_ms: float
@@ -349,11 +349,11 @@ class Timing(Struct, frozen=True, kw_only=True):
 
 
 PERCENTILES = {"p90_ms": 90.0, "p95_ms": 95.0, "p99_ms": 99.0, "p999_ms": 99.9}
-"""The percentiles of a Timing."""
+"""The percentiles in a Timing."""
 
 
 class Level(Struct, frozen=True):
-    """One of two levels of times: the geometric mean of its times, and their share."""
+    """One of two levels of times: the geometric mean of the times at this level, and their share."""
 
     ms: float
     share: float
@@ -362,9 +362,9 @@ class Level(Struct, frozen=True):
 class BlockStatistics(Struct, frozen=True, kw_only=True):
     """The blocks whose medians give the interval, and why measuring stopped.
 
-    `bounds_ns` are the start of the first block and the end of each, on CLOCK_MONOTONIC; `starts_ns` is the start of
-    each block if another process ran between them. `levels` are the two levels of the runs, in pieces of blocks, if
-    they jump between two; `is_correlated` means that blocks still depend on one another.
+    `bounds_ns` are the start of the first block and the end of each block, on CLOCK_MONOTONIC; `starts_ns` are the
+    starts of the blocks if another process ran between them. `levels` are the two levels of the runs, averaged over
+    parts of blocks, if they jump between two; `is_correlated` means that blocks still depend on one another.
     """
 
     count: int
@@ -402,7 +402,7 @@ class Deadlines(Struct, frozen=True):
 
 
 class Trial(Struct, frozen=True):
-    """One rate in a search for the highest, and whether it meets the deadline with 99 % confidence."""
+    """A rate that was tried in a search for the highest, and whether it meets the deadline with 99 % confidence."""
 
     rate_hz: float
     met: bool
@@ -412,11 +412,11 @@ class Requests(Struct, frozen=True, kw_only=True):
     """The requests of a `server`, each counted once: `asked` is the sum of `answered` (in time), `late` and `dropped`.
 
     Latency counts from a request's arrival. A `late` request missed the deadline; a `dropped` one found the queue full
-    and has no latency. `met` says whether the deadline is met at the case's percentile, with 99 % confidence: null
-    without a deadline, or with too few requests to tell. `arrivals_p` is the p-value of a Kolmogorov-Smirnov test of
-    the arrivals against the requested process. `noticed_ms` is the median delay before an idle stream woke up for a
-    request, a part of its latency; null if none was idle. `busy_share` is the share of time spent answering. `trials`
-    are the rates that a search tried.
+    and has no latency. `met` says whether the deadline is met at the case's percentile, with 99 % confidence; it is
+    null without a deadline, or if there are too few requests to decide. `arrivals_p` is the p-value of a
+    Kolmogorov-Smirnov test of the arrivals against the requested process. `noticed_ms` is the median delay until an
+    idle stream woke up for a request, which is part of the latency; null if no stream was idle. `busy_share` is the
+    share of time spent answering. `trials` are the rates that a search tried.
     """
 
     rate_hz: float
@@ -434,7 +434,8 @@ class Requests(Struct, frozen=True, kw_only=True):
 class NeighbourResult(Struct, frozen=True, kw_only=True):
     """The neighbour's frames that were released within the window; latency counts from the release.
 
-    Of `releases`, `misses` were not answered before the next one, or not at all; `timing` is null without any answer.
+    Of the `releases`, `misses` were not answered before the next one, or not at all; `timing` is null if there was no
+    answer.
     """
 
     case_id: str
@@ -445,7 +446,7 @@ class NeighbourResult(Struct, frozen=True, kw_only=True):
 
 
 class TimeSlice(Struct, frozen=True, kw_only=True):
-    """A part of a sustained run, in seconds after its start: the median run and the mean of each sensor."""
+    """A part of a sustained run, in seconds since its start: the median time of a run and the mean of each sensor."""
 
     start_s: float
     end_s: float
@@ -454,12 +455,12 @@ class TimeSlice(Struct, frozen=True, kw_only=True):
 
 
 class Memory(Struct, frozen=True, kw_only=True):
-    """Peak memory of one worker process; `device_peak_bytes` is what it allocated on the accelerator.
+    """Peak memory of one worker process; `device_peak_bytes` is its allocation on the accelerator.
 
-    `rss_peak_bytes` covers the timed section, `worker_peak_bytes` the whole process, with its build and check.
-    `device_peak_bytes` is what torch reserved for a CUDA graph, including its pool; for ONNX Runtime and TensorRT, what
-    the process used until the end of its first runs, by the driver's count or, if the record has the flag
-    `device_memory_of_all`, what all processes used.
+    `rss_peak_bytes` is the peak in the timed section, `worker_peak_bytes` that of the whole process, including build
+    and check. For a CUDA graph, `device_peak_bytes` is torch's reservation, including the graph's pool; for ONNX
+    Runtime and TensorRT, it is the driver's count of memory used until the end of the first runs, by this process or,
+    if the record has the flag `device_memory_of_all`, by all processes.
     """
 
     rss_peak_bytes: int
@@ -468,18 +469,20 @@ class Memory(Struct, frozen=True, kw_only=True):
 
 
 class Check(Struct, frozen=True, kw_only=True):
-    """How a variant agrees with the same model in eager float64 on the same inputs; `note` explains a disagreement.
+    """The agreement of a variant with its model in eager float64 on the same inputs; `note` explains a disagreement.
 
     Shares are relative to the largest exact answer; docs/measuring.md has the rules. `void` means that the number
-    format cannot represent these weights, so a correct variant cannot be told from a wrong one: it neither fails a run
-    nor ships. `images_off` exceeded their limit, and up to `images_off_allowed` may: all of them if the mean over the
-    images is judged, for which `tolerance` is then the limit. `rounding_share` is the error from rounding alone,
-    `spread_share` the distance between the answers to two images. `ties` are images that float64 decides by less than
-    two tolerances; above a `commonest_class_share` of 0.9 the argmax proves nothing. `reference` is float32 on the CPU
-    for a user's model that cannot run in float64, and `note` gives the reason. `audited` counts answers of the timed
-    section that were also compared. `outputs` lists the path and shape of each output for one input; `projections` are
-    the exact answers to the first inputs, per output, in a few fixed random directions: networks with different answers
-    differ in them. `inputs_sha256` covers these inputs and their batches; answers to other inputs are not comparable.
+    format cannot represent these weights, so that correct and wrong variants cannot be distinguished: such a check does
+    not fail a run, and the variant is not shipped. `images_off` is how many images exceeded their limit, of which
+    `images_off_allowed` are tolerated: all of them if the mean over the images is judged, with `tolerance` as its
+    limit. `rounding_share` is the error from rounding alone, `spread_share` the distance between the answers to two
+    images. `ties` is the number of images whose class float64 decides by less than two tolerances; above a
+    `commonest_class_share` of 0.9, the argmax proves nothing. `reference` is float32 on the CPU for a user's model that
+    cannot run in float64, and `note` gives the reason. `audited` is the number of answers from the timed section that
+    were also compared. `outputs` lists the path and shape of each output for one input; `projections` are the exact
+    answers to the first inputs, per output, projected on a few fixed random directions, which reveals different
+    networks. `inputs_sha256` is the hash of these inputs and their batches; answers to different inputs are not
+    comparable.
     """
 
     passed: bool
@@ -514,7 +517,7 @@ class Check(Struct, frozen=True, kw_only=True):
 
     @property
     def typical_error_share(self) -> float:
-        """Return the worst image's error, or the mean error if that is judged or one spike can change any answer."""
+        """Return the worst image's error, or the mean if that is judged or a single spike can change any answer."""
         by_mean = self.images_off > 0 and self.images_off_allowed > 0 and self.mean_error_share is not None
         return self.mean_error_share if by_mean and self.mean_error_share is not None else self.error_share
 
@@ -525,7 +528,7 @@ class Check(Struct, frozen=True, kw_only=True):
 
     @property
     def agreeing(self) -> int | None:
-        """Return how many of `decided` get float64's class; None if that proves nothing about the variant."""
+        """Return how many `decided` images get float64's class; None if that proves nothing about the variant."""
         if self.argmax_disagreements is None or (self.commonest_class_share or 0.0) > COMMONEST_CLASS:
             return None
         return self.decided - (self.argmax_disagreements - self.tie_disagreements)
@@ -535,13 +538,13 @@ TOP1 = "top-1"
 
 
 class Accuracy(Struct, frozen=True, kw_only=True):
-    """A variant's top-1 or user's `metric`, and the same for plain eager fp32 (`reference`), on the same items.
+    """A variant's top-1 accuracy or the user's `metric`, and that of plain eager fp32 (`reference`) on the same items.
 
-    `low` and `high` are the 95 % interval of `value`. `drop` is how much worse the variant is than plain fp32, with its
-    95 % interval, of width 0 for plain fp32 itself. For top-1, a share from 0 to 1, the intervals are Wilson's and
-    Tango's; `gained` counts the items that only the variant gets right, `lost` those that only fp32 gets right. For a
-    metric, they come from `draws` resamples of the items, on which variant and fp32 are compared (paired bootstrap).
-    `data` names the items, and `data_sha256` covers everything the model read and the targets.
+    `low` and `high` are the 95 % interval of `value`. `drop` is how much worse the variant is than plain fp32, with a
+    95 % interval, which has width 0 for plain fp32 itself. For top-1, a share from 0 to 1, the intervals are Wilson's
+    and Tango's; `gained` counts the items that only the variant gets right, `lost` those that only fp32 gets right. For
+    a metric, they come from `draws` resamples of the items, on which variant and fp32 are compared (paired bootstrap).
+    `data` names the items, and `data_sha256` is the hash of the targets and everything that the model read.
     """
 
     metric: str = TOP1
@@ -564,17 +567,17 @@ class Accuracy(Struct, frozen=True, kw_only=True):
 
     @property
     def is_share(self) -> bool:
-        """Return whether the values are shares of the items, which are printed in percent."""
+        """Return whether the values are shares of the items, printed as percentages."""
         return self.metric == TOP1
 
 
 class InputSpec(Struct, frozen=True, omit_defaults=True):
     """One input of a user's model, without its batch; its text form is the syntax of `--input`.
 
-    Without a `name` it is identified by position. A `dtype` of null means float32 for a module and the file's own type
-    for a file. `batch_axis` is the position of the batch among the sizes, null for an input that a whole batch shares.
-    The values are drawn uniformly from `span` (lowest and highest) or are the `items` of `file`, whose content has
-    `sha256`; with neither they are standard normal, or True and False.
+    Without a `name` it is identified by position. A null `dtype` stands for float32 for a module, and for the file's
+    own type for a file. `batch_axis` is the position of the batch among the sizes, null for an input that a whole batch
+    shares. The values are drawn uniformly from `span` (lowest and highest), or are the `items` of `file`, whose content
+    has the hash `sha256`; with neither, they are standard normal, or True and False.
     """
 
     name: str = ""
@@ -599,7 +602,7 @@ class InputSpec(Struct, frozen=True, omit_defaults=True):
 
     @property
     def numbers(self) -> str:
-        """Return a description of its values, such as `0-999`."""
+        """Return a description of the input's values, such as `0-999`."""
         if self.file:
             items = f"{self.items} items of " if self.items else ""
             return f"{items}{PurePath(self.file).name} (SHA-256 {self.sha256[:12]})"
@@ -610,7 +613,7 @@ class InputSpec(Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_constant(self) -> bool:
-        """Return whether it is a single number that a whole batch shares."""
+        """Return whether the input is a single number that a whole batch shares."""
         return self.batch_axis is None and self.span is not None and self.span[0] == self.span[1]
 
 
@@ -631,7 +634,7 @@ class Option(Struct, frozen=True):
 
 
 class Inputs(Struct, frozen=True, kw_only=True):
-    """A model's weights, its inputs and how its answers are judged; null means random, or the model's own."""
+    """A model's weights, its inputs and the criterion for its answers; null means random, or the model's own."""
 
     weights: Annotated[
         str | None,
@@ -671,7 +674,7 @@ class Inputs(Struct, frozen=True, kw_only=True):
 
     @property
     def named(self) -> "Inputs":
-        """Return the inputs with files and folders reduced to their names, as stored in records."""
+        """Return the inputs, with files and folders reduced to their names, as stored in records."""
         asked = msgspec.structs.asdict(self)
         names = ("weights", "data", "samples", "labels", "metric", "calibration")
         return Inputs(**asked | {name: _last(asked[name]) for name in names if asked[name]})
@@ -693,7 +696,7 @@ HUB = "hf"
 
 
 class UserModule(Struct, frozen=True, tag="module"):
-    """A user's `FILE.py:function`, or `package.module:function` in `folder`; its inputs if it does not define them.
+    """A user's `FILE.py:function`, or `package.module:function` in `folder`, with inputs if it does not define them.
 
     `hf:ORG/NAME` is a net from the Hugging Face Hub, whose files are in `folder`.
     """
@@ -704,7 +707,7 @@ class UserModule(Struct, frozen=True, tag="module"):
 
     @property
     def is_hub(self) -> bool:
-        """Return whether it is a net from the Hub."""
+        """Return whether this is a net from the Hub."""
         return self.where == HUB
 
     @property
@@ -719,12 +722,12 @@ class UserModule(Struct, frozen=True, tag="module"):
 
     @property
     def package(self) -> str:
-        """Return the package it belongs to, empty for a file."""
+        """Return the package that the module belongs to, empty for a file."""
         return self.where.partition(".")[0] if self.folder else ""
 
     @property
     def name(self) -> str:
-        """Return the name under which it is imported."""
+        """Return the name under which the module is imported."""
         return self.where if self.folder else PurePath(self.where).stem
 
     @property
@@ -750,7 +753,7 @@ class UserNir(UserModule, frozen=True, tag="nir"):
 
     @property
     def function(self) -> str:
-        """Return an empty string: no function builds it."""
+        """Return an empty string, because no function builds the model."""
         return ""
 
     @property
@@ -767,7 +770,7 @@ class UserNir(UserModule, frozen=True, tag="nir"):
 class UserFile(Struct, frozen=True, tag="onnx"):
     """A user's ONNX file and its inputs; `batch_size` is its fixed batch size, null if it accepts any.
 
-    `precision` is the format it computes in, and `reference` the fp32 file that a quantised one was made from.
+    `precision` is the format in which it computes, and `reference` the fp32 file from which a quantised one was made.
     """
 
     path: str
@@ -796,15 +799,16 @@ class UserFile(Struct, frozen=True, tag="onnx"):
 UserModel = UserModule | UserNir | UserFile
 
 OF_MODULE = "of the module"
-"""The `weights` of a module that creates them itself."""
+"""The value of `weights` for a module that creates its own."""
 
 
 class ModelFacts(Struct, frozen=True, kw_only=True):
     """The model as built: all options, the shape of one input, its weights and its code.
 
-    `inputs` describes the inputs of a user's model unless it reads a single float32 array. `read` maps what the model
-    was made from to short hashes: `benchd` for a catalogued model, the file for a user's ONNX file, and for a user's
-    module the source files loaded, the files they opened, and the environment variables they mention, as `$NAME`.
+    `inputs` describes the inputs of a user's model, unless it takes a single float32 array. `read` maps everything that
+    the model was made from to short hashes: `benchd` for a catalogued model, the file for a user's ONNX file, and for a
+    user's module the loaded source files, the files that these opened, and the environment variables that they mention,
+    as `$NAME`.
     """
 
     options: dict[str, OptionValue]
@@ -818,10 +822,10 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
 
 
 class Quantisation(Struct, frozen=True, kw_only=True):
-    """How benchd quantised an int8 file: the number of int8 layers, and the others with the reason.
+    """How benchd quantised an int8 file: the number of int8 layers, and the other layers with the reasons.
 
-    `exact` of the `layers` read integers, such as spikes, so that only their weights are rounded. Errors compare the
-    file with the fp32 file on calibration images, as shares of the largest output.
+    `exact` is how many of the `layers` read integers, such as spikes, so that only their weights are rounded. Errors
+    compare the file with the fp32 file on calibration images, as shares of the largest output.
     """
 
     layers: int
@@ -833,10 +837,10 @@ class Quantisation(Struct, frozen=True, kw_only=True):
 
 
 class ArtifactFacts(Struct, frozen=True, kw_only=True):
-    """A file that a variant runs: what it is, where and with which versions it was made, and how long that took.
+    """A file that a variant runs: its content, where and with which versions it was made, and how long that took.
 
-    `reused` means that the file existed before this process; `seconds` is then the time to find and verify it. `form`
-    is the form of the scan, null for a model without one.
+    `reused` is set if the file existed before this process; `seconds` is then the time to find and verify it. `form` is
+    the form of the scan, null for a model without a scan.
     """
 
     key: str
@@ -854,12 +858,12 @@ class ArtifactFacts(Struct, frozen=True, kw_only=True):
 
 
 class RuntimeFacts(Struct, frozen=True, kw_only=True):
-    """The runtime of a file and its settings; a field that does not apply is null.
+    """The runtime that executed a file, and its settings; a field that does not apply is null.
 
     `node_shares` is the share of nodes that each ONNX Runtime provider ran, or of layers that TensorRT put on the DLA
     or returned to the GPU; `typing` "weak" lets TensorRT choose each layer's number format; `build_s` is null if the
-    engine already existed. `context_bytes` is the memory for activations of one TensorRT execution context, of which
-    two alternate.
+    engine already existed. `context_bytes` is the activation memory of one TensorRT execution context; two contexts
+    alternate.
     """
 
     provider: str
@@ -878,10 +882,10 @@ class RuntimeFacts(Struct, frozen=True, kw_only=True):
 class Occupancy(Struct, frozen=True, kw_only=True):
     """The share of a GPU's warps that a case fills, 0 to 1, by three different measures.
 
-    `theoretical` is the occupancy that registers, shared memory and block size allow; `estimated` also accounts for
-    grid sizes, from a trace; both are means over kernel time. `measured` is what the hardware counted over a window of
-    runs, including the gaps between launches: it is lower if the GPU waits. `limits` is the share of kernel time by
-    limiting resource. `utilization` is the share of time with a kernel running.
+    `theoretical` is the occupancy that registers, shared memory and block size allow; `estimated`, from a trace, also
+    accounts for grid sizes; both are means over kernel time. `measured` was counted by the hardware over a window of
+    runs, including the gaps between launches, so that it is lower if the GPU waits. `limits` is the share of kernel
+    time by limiting resource. `utilization` is the share of time with a kernel running.
     """
 
     theoretical: float | None
@@ -896,7 +900,7 @@ class Occupancy(Struct, frozen=True, kw_only=True):
 
 
 class CrossCheck(Struct, frozen=True, kw_only=True):
-    """The energy over the same window and scope from the second-best source, with its error bar."""
+    """The energy for the same window and scope from the second-best source, with its error bar."""
 
     energy_j: float
     energy_err_j: float
@@ -905,11 +909,11 @@ class CrossCheck(Struct, frozen=True, kw_only=True):
 
 
 class Energy(Struct, frozen=True, kw_only=True):
-    """Energy over the window with its error bar (95 %, k = 2), and what exactly was measured.
+    """The energy used during the window with its error bar (95 %, k = 2), and what exactly was measured.
 
-    `metric` shows whether `source` is a counter or was polled. `updates` counts its values in the window; `gap_share`
-    is the share of the window without readings. Net energy excludes `idle_w`, the mean of the idle power before and
-    after, which differ by `idle_drift_w`. `flags` are caveats for the reader, such as `sources_disagree`.
+    `metric` shows whether `source` is a counter or was polled. `updates` is the number of its values in the window;
+    `gap_share` is the share of the window without readings. Net energy excludes `idle_w`, the mean of the idle power
+    before and after, which differ by `idle_drift_w`. `flags` are caveats for the reader, such as `sources_disagree`.
     """
 
     energy_j: float
@@ -939,10 +943,10 @@ class BlocksResult(Struct, frozen=True, kw_only=True):
 
 
 class Interference(Struct, frozen=True, kw_only=True):
-    """What disturbed which block, and the result without and with the disturbed blocks.
+    """The disturbances of each block, and the result without and with the disturbed blocks.
 
-    `reasons` has one list per block, empty if it was undisturbed. If all blocks were disturbed, `all_flagged` is true
-    and `clean` equals `as_experienced`.
+    `reasons` has one list per block, which is empty if the block was undisturbed. If all blocks were disturbed,
+    `all_flagged` is true and `clean` equals `as_experienced`.
     """
 
     reasons: list[list[str]]
@@ -965,10 +969,10 @@ class SamplerReport(Struct, frozen=True, kw_only=True):
 class Probes(Struct, frozen=True, kw_only=True):
     """The peak rates probed right after a timed section, in the same process, at its clocks and with its threads.
 
-    A copy counts both the bytes read and the bytes written; `copy_by` is its fastest form: torch's, one whose stores
-    bypass the caches, or reading alone. `matrix_dtype` is the type of the products: the case's, or float32 if that is
-    faster. `exponentials_by` is the fastest form of the exponential; those ending in `half` are only as exact as half
-    precision and are used for it alone. `cache_bytes` is the size of the last-level cache.
+    For a copy, both the bytes read and the bytes written are counted; `copy_by` is its fastest form: torch's, one whose
+    stores bypass the caches, or reading alone. `matrix_dtype` is the type of the products: the case's, or float32 if
+    that is faster. `exponentials_by` is the fastest form of the exponential; forms ending in `half` are only as exact
+    as half precision and are used only for that. `cache_bytes` is the size of the last-level cache.
     """
 
     copy_bytes_per_s: float
@@ -984,10 +988,10 @@ class Floor(Struct, frozen=True, kw_only=True):
     """The roofline of a case: the shortest time one run could take at the probed rates, and the work in it.
 
     A device copies, multiplies and computes exponentials at the same time, so `floor_ms` is the longest of the three
-    times and `bound_by` says which it is. Copies between host and device are not included. `synaptic_flops` are the
+    times, and `bound_by` says which one. Copies between host and device are not included. `synaptic_flops` are the
     products of a spiking network at its measured spike rate, and replace the dense `matrix_flops` in `matrix_ms`.
-    `reference_because` says why a run may be faster, so that the time is a reference and not a bound. For a model
-    outside the catalog only products are counted: `uncounted` lists the operations without a formula.
+    `reference_because` says why a run may be faster, which makes the time a reference instead of a bound. For a model
+    outside the catalog, only products are counted, and `uncounted` lists the operations without a formula.
     """
 
     floor_ms: float
@@ -1008,11 +1012,11 @@ class Floor(Struct, frozen=True, kw_only=True):
 class NeuroBench(Struct, frozen=True, kw_only=True):
     """NeuroBench's metrics for one pass of the plain model in float32, in operations per sample.
 
-    Sparsities are shares of zeros: among the weights, and among the outputs of activations and neurons, null if there
-    are none. `effective_macs` are multiply-accumulates of two non-zero numbers; `effective_acs` are those of calls
-    whose inputs are all -1, 0 or 1. `scaled_acs` is the part of `effective_macs` with spikes of another height, which a
-    fixed weight absorbs. `dense_operations` include zeros. `membrane_updates` is null if no potential is visible. No
-    metric includes the layers in `uncounted`.
+    Sparsities are the shares of zeros among the weights, and among the outputs of activations and neurons, null if
+    there are none. `effective_macs` are multiply-accumulates of two non-zero numbers; `effective_acs` are those of
+    calls whose inputs are all -1, 0 or 1. `scaled_acs` is the part of `effective_macs` with spikes of a different
+    height, which a fixed weight absorbs. `dense_operations` include zeros. `membrane_updates` is null if the potentials
+    are not visible. The layers in `uncounted` are excluded from every metric.
     """
 
     footprint_bytes: int
@@ -1029,8 +1033,8 @@ class NeuroBench(Struct, frozen=True, kw_only=True):
 class Counted(Struct, frozen=True, kw_only=True):
     """The work of one run of a batch in float32, counted while a module ran: 2 operations per multiply-add.
 
-    `bytes` counts each parameter once, plus the inputs and the outputs. `uncounted` lists the operations without a
-    formula.
+    `bytes` is the size of the parameters, each counted once, plus the inputs and the outputs. `uncounted` lists the
+    operations without a formula.
     """
 
     matrix_flops: int
@@ -1041,9 +1045,10 @@ class Counted(Struct, frozen=True, kw_only=True):
 
 
 class LayerTime(Struct, frozen=True, kw_only=True):
-    """A layer as its runtime executes it: the median ms of its `calls` in one run, under a profiler.
+    """A layer as executed by its runtime: the median time, in ms, of its `calls` in one run under a profiler.
 
-    `covers` lists the original file's nodes or the modules that it computes, empty if only its own name is known.
+    `covers` lists the modules, or the nodes of the original file, that it computes; empty if only its own name is
+    known.
     """
 
     name: str
@@ -1056,7 +1061,7 @@ class LayerTime(Struct, frozen=True, kw_only=True):
 class ProcessResult(Struct, kw_only=True):
     """One worker process of a case, from spawn to exit; the worker fills it in as it runs.
 
-    `cpus` are the CPUs shared with the other process of its pair, empty if it could use all. `layers` is a profile
+    `cpus` are the CPUs shared with the other process of its pair, empty if it could use all CPUs. `layers` is a profile
     taken after the timed section, if requested.
     """
 
@@ -1086,22 +1091,23 @@ class ProcessResult(Struct, kw_only=True):
 
     @property
     def measured_s(self) -> float:
-        """Return for how long the process was measured: its window, without the blocks of the other process."""
+        """Return how long the process was measured: its window, without the blocks of the other process."""
         if self.blocks and self.blocks.is_interleaved:
             return sum(window.seconds for window in self.blocks.windows)
         return self.window.seconds if self.window else 0.0
 
 
 class Environment(Struct, frozen=True, kw_only=True):
-    """The machine and the software under a case: what two records must share to be comparable.
+    """The hardware and software that a case ran on, which must be equal in two records for them to be comparable.
 
-    `fingerprint` contains two hashes: one of everything except what may differ between two runs on an unchanged
-    machine, and one of benchd itself, so that a baseline outlives an upgrade. What may differ is `threads` (the model
-    may set its own), the thermal state before the first case (`temperature_c` by zone, `cooling` with the level of each
-    active device), the `load` average of the last minute, the `command` line and the CPUs in `affinity`. `allocator`
-    holds the settings that benchd gives a worker's heap, `variables` the environment variables that change how a worker
-    computes, null if unknown; `software` is what the worker's libraries and kernels were built from, and `system` the
-    settings of kernel, firmware and cgroup. No value contains a folder.
+    `fingerprint` contains two hashes: one of everything that stays the same between runs on an unchanged machine, and
+    one of benchd itself, so that a baseline outlives an upgrade. The first excludes `threads` (the model may set its
+    own), the thermal state before the first case (`temperature_c` by zone, `cooling` with the level of each active
+    device), the `load` average of the last minute, the `command` line and the CPUs in `affinity`. `allocator` contains
+    benchd's settings for a worker's heap, `variables` the environment variables that affect a worker's computation,
+    null if unknown; `software` identifies the sources of the worker's libraries and kernels, and `system` contains the
+    settings of kernel, firmware and cgroup. Folder paths are removed from all values, because they may differ between
+    equal machines.
     """
 
     fingerprint: str
@@ -1141,7 +1147,7 @@ class Environment(Struct, frozen=True, kw_only=True):
 
     @property
     def is_tegra(self) -> bool:
-        """Return whether this is a Jetson, even in a container, where the L4T version is missing."""
+        """Return whether this is a Jetson; in a container, the L4T version may be missing."""
         return "tegra" in f"{self.soc} {self.kernel}"
 
     @property
@@ -1151,13 +1157,14 @@ class Environment(Struct, frozen=True, kw_only=True):
 
 
 class Record(Struct, frozen=True, kw_only=True):
-    """Everything known about one measured case: one JSON line, one MQTT payload, one row of every table.
+    """Everything that is known about one measured case: one JSON line, one MQTT payload, one row of every table.
 
     A value that was not measured is null, and `missing` maps the field's name to the reason. `t_wall` is UTC in RFC
-    3339 and only a label; order and durations come from `t_mono_ns` (CLOCK_MONOTONIC) within one `boot_id`. `limits`
-    are the effective ones, from the preset, the configuration or the command line. `own` and `inputs` are as requested,
-    with files and folders reduced to their names: `bench-once --case` repeats the measurement. `log` and `seq` are set
-    when the record is written to a file: its line number in that log, counted from 1.
+    3339 and only serves as a label; order and durations are based on `t_mono_ns` (CLOCK_MONOTONIC) within one
+    `boot_id`. `limits` are the effective ones, from the preset, the configuration or the command line. `own` and
+    `inputs` are as requested, with files and folders reduced to their names, so that `bench-once --case` can repeat the
+    measurement. `log` and `seq`, the line number in that log counted from 1, are set when the record is written to a
+    file.
     """
 
     run_id: str
@@ -1206,7 +1213,7 @@ class Record(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """Return the delivery key: the same record delivered twice is stored once."""
+        """Return the delivery key, by which a record that is delivered twice is stored only once."""
         return f"{self.device_id}:{self.run_id}"
 
 
@@ -1232,12 +1239,12 @@ def _non_finite(value: Any, path: str) -> str | None:
 
 
 def wall_now(timespec: str = "milliseconds") -> str:
-    """Return the current time as a label: UTC in RFC 3339."""
+    """Return the current time as a label, in UTC and RFC 3339."""
     return wall_text(datetime.now(timezone.utc), timespec)
 
 
 def wall_text(moment: datetime, timespec: str = "milliseconds") -> str:
-    """Return a time in UTC as a label in RFC 3339."""
+    """Return a time as a label, in UTC and RFC 3339."""
     return moment.isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
@@ -1259,7 +1266,7 @@ def encode(record: Record) -> bytes:
 
 
 def decode(data: bytes) -> Record:
-    """Return the record in `data`; raise SchemaError for another major version, or if invalid or contradictory."""
+    """Return the record in `data`; raise SchemaError if it has a different major version, or is invalid or contradictory."""
     try:
         schema = msgspec.json.decode(data, type=_Header).schema
         if schema != SCHEMA and not schema.startswith(f"{SCHEMA}."):
@@ -1304,9 +1311,10 @@ _ASCENDING: dict[type[Struct], tuple[tuple[str | int, ...], ...]] = {
     ),
     Deadlines: (("misses", "releases"),),
 }
-"""Fields and numbers in ascending order; null fields are skipped."""
+"""Fields and numbers that must be in ascending order, by type; null fields are skipped."""
 
-_SLACK = 1e-9  # means of equal numbers are rounded, and an interval of shares ends at 0 only to within about 1e-17
+# allows for rounding: means of equal numbers differ, and an interval of shares ends at 0 only to within about 1e-17
+_SLACK = 1e-9
 
 FLAGS = frozenset(
     (
@@ -1330,7 +1338,7 @@ FLAGS = frozenset(
 
 
 def contradiction(record: Record) -> str | None:
-    """Return which parts of a record contradict each other, else None."""
+    """Return which parts of a record contradict each other, or None."""
     if record.case_id != record.case.case_id:
         return f"case_id {record.case_id[:80]} does not match its case, {record.case.case_id}"
     if unix_s(record.t_wall) is None:
@@ -1345,7 +1353,7 @@ def contradiction(record: Record) -> str | None:
 
 
 def _parts(path: str, holder: Struct) -> Iterator[tuple[str, Struct]]:
-    """Yield the parts of a record that `_ASCENDING` covers, each with the prefix of its fields' paths."""
+    """Yield the parts of a record with an entry in `_ASCENDING`, each with the prefix of its fields' paths."""
     for name in holder.__struct_fields__:
         value = getattr(holder, name)
         named = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -1360,7 +1368,7 @@ def _parts(path: str, holder: Struct) -> Iterator[tuple[str, Struct]]:
 
 
 def _disorder(part: Struct) -> str | None:
-    """Return which field of a part is below one that it cannot be below, else None."""
+    """Return which field of a part is below one that it must not be below, or None."""
     for names in _ASCENDING[type(part)]:
         known = [(name, getattr(part, name) if isinstance(name, str) else name) for name in names]
         known = [(name, value) for name, value in known if value is not None]

@@ -21,6 +21,6 @@ Version = Annotated[
 
 
 def application(**settings: Any) -> typer.Typer:
-    """Return an empty Typer application with plain help and plain errors, whose commands refuse empty values."""
+    """Return an empty Typer application with plain help and plain errors, whose commands reject empty values."""
     settings["context_settings"] = {"help_option_names": ["-h", "--help"]}
     return Application(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **settings)

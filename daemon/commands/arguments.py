@@ -96,7 +96,7 @@ def _answers(stdin: TextIO | None) -> bool:
         return False
     try:
         return os.tcgetpgrp(stdin.fileno()) == os.getpgrp()
-    except OSError:  # not this process's controlling terminal: reading does not stop it
+    except OSError:  # not this process's controlling terminal, so reading from it is safe
         return True
 
 
@@ -141,7 +141,7 @@ def byte_count(option: str, text: str) -> int:
 
 
 def batches(option: str, texts: Sequence[str]) -> list[int | None]:
-    """Return batch sizes, with None for `dynamic`."""
+    """Return the batch sizes, with None for `dynamic`."""
     sizes = [None if text == "dynamic" else whole_numbers(option, text)[0] for text in texts]
     if any(size is not None and size < 1 for size in sizes):
         raise UsageError(f"{option} {','.join(texts)}: at least 1")
@@ -158,7 +158,7 @@ def choices(kind: str, texts: Sequence[str], known: Sequence[T]) -> list[T]:
 
 
 def quantity(option: str, text: str, units: Mapping[str, float]) -> float:
-    """Return a quantity such as `33ms` in terms of `units`; raise UsageError with the option and its units."""
+    """Return a quantity such as `33ms` according to `units`; raise UsageError with the option and its units."""
     match = re.fullmatch(r"(\d+|\d*\.\d+) *([A-Za-z%]*)", text)
     if not match or match[2] not in units:
         raise UsageError(f"{option} {text}: expected a number with its unit, one of {', '.join(filter(None, units))}")
@@ -196,7 +196,7 @@ def image_count(text: str) -> ImageCount:
 
 
 def calibrated_with(text: str) -> str:
-    """Return the value of `--calibration` with its full path; raise UsageError if it does not give images."""
+    """Return the value of `--calibration` with a full path; raise UsageError if it does not specify images."""
     if text == demo.RANDOM:
         return text
     if user_inputs.are_samples(text):
@@ -217,7 +217,7 @@ def accuracy_drop(text: str) -> float:
 
 
 def folder_of_files(artifacts: Path | None) -> Path | None:
-    """Return the folder of --artifacts; raise UsageError if it is missing or its path cannot be passed to a worker."""
+    """Return the folder for --artifacts; raise UsageError if it is missing or its path cannot be passed to a worker."""
     if artifacts is None:
         return None
     if not artifacts.is_dir():
@@ -228,7 +228,7 @@ def folder_of_files(artifacts: Path | None) -> Path | None:
 
 
 def own_model(given: dict[str, Any], beside: Mapping[str, object]) -> UserModel | None:
-    """Remove the options of a user's model from `given`; return the model, or None without one.
+    """Remove the options of a user's model from `given`; return the model, or None if there is none.
 
     Raises UsageError if it is invalid or conflicts with the options `beside`, which may select a Hub net.
     """

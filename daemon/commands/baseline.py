@@ -1,4 +1,4 @@
-"""`benchd baseline`: the stored runs that later runs are compared with."""
+"""`benchd baseline`: stores the runs that later runs are compared with."""
 
 import sys
 import time
@@ -45,7 +45,7 @@ def show(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Print the baseline: its cases and the slowdown that raises an alarm; with --json its records."""
+    """Print the baseline: its cases and the slowdown that raises an alarm or, with --json, its records."""
     settings = configuration.read(config) if config else None
     runs = settings.baseline.runs if settings else []
     kept = baseline.pinned(runs)
@@ -61,7 +61,7 @@ def _stored() -> str:
 
 
 def _budget(kept: Sequence[Record], settings: Config | None) -> Budget:
-    """Return the service's budget; without its configuration the default one, with the baseline's cases once a day."""
+    """Return the service's budget or, without its configuration, the default one, as if each case ran once a day."""
     if settings:
         results = Agenda(settings, plan.inspect("auto"), Facts()).results_per_month(time.time())
         return Budget(settings.baseline.false_alarms_per_month, results)

@@ -1,4 +1,4 @@
-"""What all commands have in common: they reject empty values, and long help is grouped."""
+"""The common behaviour of all commands: they reject empty values and group long help."""
 
 import re
 from typing import Any
@@ -8,7 +8,7 @@ from typer.core import TyperCommand
 
 from benchd.daemon.errors import UsageError
 
-MOST_TOGETHER = 12  # options in a group
+MOST_TOGETHER = 12  # maximum number of options that are not grouped
 GROUPS = {
     "Cases": "models variants batch-sizes option beside preset processes seed threads direction provider dla",
     "Requests": "scenario streams rate find-rate deadline percentile queue",
@@ -19,11 +19,11 @@ GROUPS = {
     "Results": "output mqtt ca-file certificate-file key-file baseline fail-on report json junit markdown case records",
 }
 FORMS = {"int": "N", "float": "N", "path": "FILE"}
-"""What stands for a value in the help, by the type of an option that says nothing else."""
+"""The placeholder for a value in the help, by the option's type, unless the option defines its own."""
 
 
 class StrictCommand(TyperCommand):
-    """Rejects an empty value: a script's unset variable would silently drop the option, or mean the current folder."""
+    """Rejects empty values: a script's unset variable would silently drop the option, or mean the current folder."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options, in groups if there are many."""
@@ -59,7 +59,7 @@ def _group(parameter: Any, *, many: bool) -> str:
 
 
 class Application(typer.Typer):
-    """A Typer application of such commands."""
+    """A Typer application with such commands."""
 
     def command(
         self, name: str | None = None, *, cls: type[TyperCommand] | None = StrictCommand, **settings: Any

@@ -148,7 +148,7 @@ def _refuse_overwriting(written: Mapping[str, Path | None], read: Sequence[Path]
 
 
 def _empty(path: Path) -> None:
-    """Empty a file, so that a run that ends early leaves no verdicts of an earlier one."""
+    """Empty a file, so that a run that ends early does not leave an earlier run's verdicts behind."""
     try:
         path.write_text("", encoding="utf-8")
     except OSError as error:
@@ -158,7 +158,7 @@ def _empty(path: Path) -> None:
 def _requests(request: Request, chosen: Sequence[Sequence[str]]) -> list[Request]:
     """Return a request for each chosen variant and batch size, or a single request if none is chosen.
 
-    Two modules of the user's are compared in eager unless a case is given.
+    Two modules of the user's are compared in eager mode unless a case is given.
     """
     cases = request.cases or [""] * any(chosen) or ["eager"] * (len(request.modules) == 2)
     counts = (len(cases), len(request.pythons), len(request.modules))
@@ -178,10 +178,10 @@ def _requests(request: Request, chosen: Sequence[Sequence[str]]) -> list[Request
 def measured(
     requests: Sequence[Request], settings: Config, machine: Machine, output: Path, start: Start
 ) -> tuple[list[Comparison], int]:
-    """Measure the comparisons in order; return them and the first of EXIT_CODES that applies, else 0.
+    """Measure the comparisons in order; return them and the first of EXIT_CODES that applies, or 0.
 
-    Stops early if a measurement is interrupted. Raises UsageError or NotAvailable, before any measurement, for a case
-    that is invalid or cannot run here.
+    If a measurement is interrupted, the rest are skipped. Before any measurement, raises UsageError for an invalid
+    case, and NotAvailable for one that cannot run here.
     """
     planned = [paired.planned_sides(request, settings.limits, machine) for request in requests]
     folder, comparisons, codes = made_output(output), list[Comparison](), list[int]()
@@ -201,9 +201,9 @@ def measured(
 
 
 def of_files(paths: Sequence[Path], min_effect: float, chosen: Sequence[Sequence[str]]) -> tuple[list[Comparison], int]:
-    """Compare two files or folders of results, or only their cases with the chosen variants and batch sizes.
+    """Compare two files or folders of results, optionally only the cases with the chosen variants and batch sizes.
 
-    The code is 6 if nothing was measured, 1 if the second side failed where the first was measured, else 0.
+    The exit code is 6 if nothing was measured, 1 if a case that the first side measured failed on the second, else 0.
     """
     if len(paths) != 2:
         raise UsageError(f"compare takes two result files, not {len(paths)}; use --live to compare cases")

@@ -30,4 +30,4 @@ def cases(incomplete: str) -> list[str]:
 
 models = _listed(lambda: MODELS)
 OF_FIELDS = {"models": models, "variants": _listed(usable_variants)}
-"""What completes a field of a suite."""
+"""The functions that complete the values of a suite's fields."""

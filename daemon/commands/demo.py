@@ -14,6 +14,6 @@ app = application()
 def demo(port: Annotated[int, typer.Option(help="Port to serve the pages on.", min=1, max=65535)] = 8420) -> None:
     """Try the dashboard with seven simulated boards.
 
-    What bench-once measures on this machine is shown too.
+    The records that bench-once measures on this machine are shown too.
     """
     raise typer.Exit(demonstrate(port))

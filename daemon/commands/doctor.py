@@ -1,4 +1,4 @@
-"""`benchd doctor`: what this machine can measure and run and, if it cannot, why and what to do, one line per check."""
+"""`benchd doctor`: checks what this machine can measure and run, and prints the reason and a remedy if it cannot."""
 
 import shutil
 import sys
@@ -19,7 +19,7 @@ from benchd.daemon.measuring.capabilities import Capability, examine, service
 from benchd.daemon.records import Variant, usable_variants
 from benchd.daemon.sampling.sources import SAMPLERS, Metered, load
 
-NAME_WIDTH = len("onnxruntime")  # longest name, except for devices
+NAME_WIDTH = len("onnxruntime")  # longest name, apart from devices
 
 app = application()
 
@@ -41,9 +41,9 @@ def doctor(
 
 
 def run(out: TextIO, root: Path, as_json: bool, need: Sequence[str] = ()) -> int:
-    """Print each finding as it is made, then what can be measured; return 7 for nothing or an unusable `need`, else 0.
+    """Print each finding at once, then a summary; return 7 if nothing can be measured or a `need` is unusable, else 0.
 
-    The samplers look under `root`. Raises UsageError if a name in `need` is not one of the checks.
+    The samplers read files under `root`. Raises UsageError if a name in `need` is not one of the checks.
     """
     findings = _print(examine(root), out, as_json)
     usable = {finding.name: finding.usable for finding in findings}
@@ -56,7 +56,7 @@ def run(out: TextIO, root: Path, as_json: bool, need: Sequence[str] = ()) -> int
 
 
 def run_unit(out: TextIO, root: Path, as_json: bool) -> int:
-    """Print which devices the installed unit blocks, and the service's state; return 7 if anything is wrong.
+    """Print the devices that the installed unit blocks, and the service's state; return 7 if anything is wrong.
 
     Raises NotAvailable if no unit is installed.
     """

@@ -100,7 +100,7 @@ def run(request: ExportRequest, out: TextIO, as_json: bool) -> int:
     """Export in a child, show the files and return its exit code; first raise UsageError if the request is invalid."""
     _refuse(request)
     require_measure()
-    if request.out:  # before spending minutes on the export
+    if request.out:  # checked before spending minutes on the export
         writable(Path(request.out).parent if request.single else Path(request.out), f"--output {request.out}")
     child = subprocess.run(
         interpreter.of_module("benchd.daemon.worker.exporting"),
@@ -206,7 +206,7 @@ def _row(artifact: Artifact) -> list[str]:
 
 
 def _quantised(measured: dict[str, Any]) -> str:
-    """Return how many products are in int8, and how many are not, by reason."""
+    """Return how many products are in int8, and how many are not, with the reasons."""
     quantisation = measured.get("quantised")
     if quantisation is None:
         return "-"

@@ -1,4 +1,4 @@
-"""`benchd noise-floor`: by how much identical code appears to differ on this machine."""
+"""`benchd noise-floor`: prints by how much identical code appears to differ on this machine."""
 
 import sys
 from contextlib import suppress
@@ -27,7 +27,7 @@ def noise_floor_(
     """Print or clear the noise floor of each case."""
     if clear and json:
         raise UsageError("--json and --clear: give only one of them; --clear prints nothing to encode")
-    if clear and case is None:  # even if the file is damaged, without reading it
+    if clear and case is None:  # without reading the file, which may be damaged
         sys.stdout.write(f"A/A comparisons forgotten: {noise_floor.clear()}\n")
         return
     every = noise_floor.every()

@@ -1,4 +1,4 @@
-"""`bench-once`: one run over a plan, from command line to exit code, measured as the service measures."""
+"""`bench-once`: one run through a plan, from command line to exit code, measured in the same way as by the service."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ OF_OWN_MODEL: dict[str, object] = {
     **dict.fromkeys(("module", "onnx", "nir", "reference", "weights")),
     "inputs": [],
 }
-"""The fields of a suite that name a user's model, as they are without one."""
+"""The fields of a suite that specify a user's model, with their values if there is none."""
 
 
 @app.command(epilog="Example: bench-once --models vim_tiny --variants eager,amp --batch-sizes 1,4 --output out")
@@ -120,7 +120,7 @@ def once(
 
 
 def _again(case: str, records: Path | None, output: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields to repeat a case: from its newest record, else those in its id."""
+    """Return the fields that repeat a case: those in its newest record, else those in its id."""
     where = records or output
     records_of_case = results.of_case(where, case) if records or (where / results.JOURNAL).exists() else []
     if records_of_case:
@@ -149,7 +149,7 @@ def _conclude(comparisons: Sequence[Comparison], page_of: Path | None, out: Text
         show(sys.stderr, "write the page")
         try:
             out.write(f"{report.page(page_of)}\n")
-        except BenchdError as error:  # from older lines in the file: the new records are already stored
+        except BenchdError as error:  # caused by older lines in the file; the new records are already stored
             sys.stderr.write(f"warning: no page: {error}\n")
 
 
@@ -171,8 +171,9 @@ def exit_code(
 ) -> int:
     """Return the exit code of a run; if several apply, the first of 130, 2, 7, 6, 1, 5, 3, 4.
 
-    6 means that nothing was measured or, with `lacks_accuracy`, that the requested accuracy was not. `fail_on` selects
-    which of a failed check (5), slower (3) and inconclusive (4) against the baseline fail the run.
+    The code is 6 if nothing was measured or, with `lacks_accuracy`, if the requested accuracy was not. `fail_on`
+    selects which of these fail the run: a failed check (5), and a result that is slower than the baseline (3) or
+    inconclusive (4).
     """
     by_name = {entry.case.case_id for entry in planned if entry.by_name}
     checks_failed = any(record.check is not None and record.check.verdict == "failed" for record in records)

@@ -1,4 +1,4 @@
-"""Command line options of a case, from the annotated fields of a Suite: name, type, help, unit and bounds."""
+"""Command line options for a case, from the annotated fields of a Suite: name, type, help, unit and bounds."""
 
 import inspect
 import types
@@ -23,10 +23,10 @@ PARSERS: dict[str, Callable[[str], object]] = {
     "accuracy": arguments.image_count,
     "calibration": arguments.calibrated_with,
 }
-"""How the text of a field is read that is neither text, numbers nor one of a few words."""
+"""Parsers for fields whose value is neither text, numbers nor one of a few words."""
 
 UNITS: dict[str, Mapping[str, float]] = {"ms": arguments.LATENCY_UNITS, "Hz": arguments.RATE_UNITS}
-REPEATED = ("inputs",)  # whose values may contain commas
+REPEATED = ("inputs",)  # repeated options, because their values may contain commas
 Holds = Literal["one", "list", "dict"]
 HOLDS: dict[Any, Holds] = {list: "list", dict: "dict"}
 
@@ -56,11 +56,11 @@ class _Field:
 
     @property
     def is_number(self) -> bool:
-        """Return whether a value is a plain number, which typer parses."""
+        """Return whether values are plain numbers, which typer parses."""
         return self.item in (int, float) and not self.option.unit and self.name not in PARSERS
 
     def value(self, given: Any) -> Any:
-        """Return the value for a text, or for what typer has already parsed."""
+        """Return the value of a text, or of a number that typer has already parsed."""
         if self.name in PARSERS:
             return PARSERS[self.name](given)
         if self.option.unit:
@@ -84,7 +84,7 @@ class _Field:
 
 @cache
 def fields() -> Mapping[str, _Field]:
-    """Return the fields of a suite that are options, by name: workload options first, then inputs."""
+    """Return a suite's fields that are options, by name: workload options first, then inputs."""
     hints = get_type_hints(Suite, include_extras=True)
     names = sorted(hints, key=Inputs.__struct_fields__.__contains__)
     return {name: field for name in names if (field := _field(name, hints[name]))}
@@ -116,7 +116,7 @@ def _bounds(hint: Any) -> msgspec.Meta | None:
 
 
 def of_suite(*chosen: Chosen | str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command these fields as options instead of its parameter `given`, which receives those that were set."""
+    """Give a command options for these fields, whose values it receives in its parameter `given`, if set."""
     asked = {one.name: one for one in (Chosen(each) if isinstance(each, str) else each for each in chosen)}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -171,7 +171,7 @@ def _given(texts: Mapping[str, Any], asked: Mapping[str, Chosen]) -> dict[str, A
 
 
 def suite(given: Mapping[str, object], base: Suite | None = None) -> Suite:
-    """Return a suite with these fields, and the rest as in `base`; raise UsageError for a value out of bounds."""
+    """Return a suite with these fields and the rest of `base`; raise UsageError for a value out of bounds."""
     others = msgspec.structs.asdict(base) if base else {}
     try:
         return msgspec.convert(others | dict(given), Suite)

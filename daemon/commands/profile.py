@@ -1,4 +1,4 @@
-"""`benchd profile`: where the time of one case goes and what to do about it, from command line to exit code."""
+"""`benchd profile`: shows where the time of one case goes and what to do about it, from command line to exit code."""
 
 import shlex
 import shutil
@@ -44,7 +44,7 @@ USUAL = ("torch", "memory", "benchmark", "layers")
 
 
 class Depth(NamedTuple):
-    """How much to profile: warm-up and traced steps, passes per layer, pairs per verification, and a deadline."""
+    """The extent of profiling: warm-up and traced steps, passes per layer, pairs per verification, and a deadline."""
 
     warm_up: int
     steps: int
@@ -183,7 +183,7 @@ def profile(
 
 
 def _methods(asked: Sequence[str], case: Case) -> list[Method]:
-    """Return the methods to run; raise NotAvailable for the break-even of a net without an ANN."""
+    """Return the methods to run; raise NotAvailable for the break-even rate of a net without an ANN."""
     entry = catalog.find(case.model)
     has_ann = bool(entry and entry.ann)
     if BREAK_EVEN in asked and not has_ann:
@@ -209,7 +209,7 @@ def _user_module(model: str | None, given: dict[str, Any]) -> UserModule | None:
     own = arguments.own_model(given, beside={"MODEL": model})
     if not model and not own:
         raise UsageError("name a model, as in `benchd profile vim_tiny`, or a --module; `benchd list` shows the models")
-    return cast(UserModule | None, own)  # the command has no --onnx
+    return cast(UserModule | None, own)  # never ONNX, because the command has no --onnx
 
 
 def _planned(suite: Suite, machine: Machine, own: UserModule | None) -> Planned:
@@ -232,14 +232,14 @@ def _folder(asked: Path | None, case: Case) -> Path:
 
 @contextmanager
 def _not_left_empty(folder: Path, is_ours: bool) -> Iterator[None]:
-    """Remove the folder if nothing was written to it, as after an error, and its parent too if we created it."""
+    """Remove the folder if it is empty, for example after an error, and its parent too if we created that."""
     try:
         yield
     finally:
         if not any(path.is_dir() or path.stat().st_size for path in folder.iterdir()):
             shutil.rmtree(folder)
             if is_ours:
-                with suppress(OSError):  # it contains other profiles
+                with suppress(OSError):  # the parent contains other profiles
                     folder.parent.rmdir()
 
 
@@ -292,7 +292,7 @@ def _show(profile: Profile, sort: str, job: ProfileJob, as_json: bool, out: Text
 
 
 def exit_code(profile: Profile, gathered: Found, by_name: bool) -> int:
-    """Return the first of 7, 6 and 1 that applies, else 0; `by_name`: the methods were requested individually."""
+    """Return the first of 7, 6 and 1 that applies, else 0; `by_name` says that methods were requested individually."""
     unavailable = [method for method in METHODS if method in gathered.missing and method not in gathered.failed]
     holds = {7: by_name and bool(unavailable), 6: not profile.measured, 1: bool(gathered.failed)}
     return next((code for code, true in holds.items() if true), 0)

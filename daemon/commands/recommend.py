@@ -1,4 +1,4 @@
-"""`benchd recommend`: which variant of each model to ship, from records."""
+"""`benchd recommend`: recommends which variant of each model to ship, based on records."""
 
 import sys
 from typing import Annotated, Any
@@ -65,7 +65,7 @@ def recommend(
 
 
 def _demand(asked: Suite) -> Demand:
-    """Return the demand from a server's options; raise UsageError unless both rate and deadline are given."""
+    """Return the demand given by a server's options; raise UsageError unless both rate and deadline are given."""
     if not asked.rates_hz or asked.deadline_ms is None:
         raise UsageError("give both --rate and --deadline, as in --rate 30 --deadline 33ms")
     loads.refuse(asked)

@@ -1,4 +1,4 @@
-"""`benchd replay`: send the results of an output or state folder that no broker has acknowledged yet."""
+"""`benchd replay`: sends the results in an output or state folder that no broker has acknowledged yet."""
 
 import sys
 import uuid
@@ -33,7 +33,7 @@ def replay(
     certificate_file: CertificateFile = None,
     key_file: KeyFile = None,
 ) -> None:
-    """Send the results of a folder that no broker has acknowledged yet.
+    """Send the results in a folder that no broker has acknowledged yet.
 
     Results that a broker has refused are sent again.
     """
@@ -44,8 +44,8 @@ def replay(
 def send(folder: Path, to: Broker, timeout_s: float, out: TextIO, *, everything: bool = False) -> int:
     """Send the results in `folder` that no broker has acknowledged, or `everything`; report to `out`.
 
-    Returns the exit code: 0 if the broker acknowledged everything, else 1, including for damaged lines. Raises
-    UsageError for a folder without results, and NotAvailable while a service runs on it.
+    Returns the exit code: 0 if the broker acknowledged everything, else 1, as for damaged lines. Raises UsageError for
+    a folder without results, and NotAvailable while a service runs on it.
     """
     with explaining(folder):
         has_results = bool(files(folder, JOURNAL))

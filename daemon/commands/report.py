@@ -1,4 +1,4 @@
-"""`benchd report`: records as a page with charts, as Markdown, CSV or JSON."""
+"""`benchd report`: writes records as a page with charts, or as Markdown, CSV or JSON."""
 
 import sys
 from pathlib import Path

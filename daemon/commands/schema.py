@@ -1,4 +1,4 @@
-"""`benchd schema`: the JSON Schema of a record, of a shipped folder's manifest, or of what a command prints."""
+"""`benchd schema`: prints the JSON Schema of a record, of a shipped folder's manifest, or of a command's output."""
 
 import sys
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""`benchd selfcheck`: whether this installation measures correctly, in a few minutes and one file."""
+"""`benchd selfcheck`: checks in a few minutes whether this installation measures correctly, and writes a report."""
 
 import sys
 from importlib.metadata import version
@@ -21,7 +21,7 @@ from benchd.daemon.reporting.console import Screen, console_on
 from benchd.daemon.reporting.tables import ALARM, GOOD, Cell, print_rows
 from benchd.daemon.verdicts.sanity import SanityResult, examine
 
-MODEL = "snn_onepass"  # supports every variant, and is built in a second
+MODEL = "snn_onepass"  # supports every variant and is built within a second
 LIMITS = LimitsConfig(warm_up_cap_s=0.5, measure_cap_s=3.0, check_images=4)
 STYLES = {"right": GOOD, "wrong": ALARM, "not tested": ""}
 

@@ -1,4 +1,4 @@
-"""`benchd ship`: from a model and limits to the deployed folder, in as few processes as the answer needs."""
+"""`benchd ship`: turns a model and limits into a folder to deploy, measuring as few processes as the decision needs."""
 
 import sys
 from collections.abc import Sequence
@@ -147,13 +147,13 @@ def _why_not(entry: Planned) -> str | None:
 def _ship(
     session: Session, candidates: list[Planned], asked: Asked, minutes: float, out: Path, *, page: bool, json: bool
 ) -> int:
-    """Race, and create the winner's folder; return the exit code.
+    """Run the race and create the winner's folder; return the exit code.
 
-    Holds the machine's lock throughout: the log of a race that is still running must not be read, let alone replaced.
+    The machine's lock is held throughout: the log of a race that is still running must not be read, let alone replaced.
     """
     supervisor = Supervisor(session, candidates)
     with session.measuring(ending()):
-        shipping.refuse_existing(out)  # another process may have created it while this one waited
+        shipping.refuse_existing(out)  # another process may have created the folder while this one waited
         course = Race(supervisor, asked, minutes, sys.stderr)
         result = course.run()
         if session.interrupted:
@@ -180,7 +180,7 @@ def _write(shipped: ShipReport, words: str, *, json: bool) -> None:
 
 
 def _page_of(out: Path) -> Path:
-    """Return the path of the page next to the folder, in which nothing more may be written."""
+    """Return the path of the page, which is next to the folder because the folder must not change any more."""
     return out.with_name(f"{out.name}.html")
 
 

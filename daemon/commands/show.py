@@ -1,4 +1,4 @@
-"""`benchd show`: a record in readable form, or the command that repeats its measurement."""
+"""`benchd show`: prints a record in readable form, or the command that repeats its measurement."""
 
 import errno
 import sys
@@ -28,7 +28,7 @@ def show(
     ),
     command: Annotated[bool, typer.Option("--command", help="Print the command that measures it again.")] = False,
 ) -> None:
-    """Print records in full, or how to repeat them."""
+    """Print records in full, or the commands that repeat them."""
     chosen, where = _found(record, results_), record if _exists(Path(record)) else str(results_)
     if command:
         sys.stderr.writelines(f"note: {note}\n" for one in chosen for note in _notes(one))
@@ -40,7 +40,7 @@ def show(
 
 
 def _found(name: str, folder: Path) -> list[Record]:
-    """Return the records in a file or folder, the record of a run or the newest of a case; raise UsageError."""
+    """Return the records in a file or folder, a run's record or a case's newest; raise UsageError if there is none."""
     if _exists(Path(name)):
         return results.read(Path(name))
     if not _exists(folder):
@@ -60,7 +60,7 @@ def _exists(path: Path) -> bool:
 
 
 def _notes(record: Record) -> Iterator[str]:
-    """Yield conditions that the command alone does not reproduce."""
+    """Yield the conditions that the command alone does not reproduce."""
     inputs = record.inputs
     named = [record.own.path if record.own else "", inputs.weights, inputs.data, inputs.samples, inputs.labels]
     named += [inputs.metric, inputs.calibration]

@@ -1,4 +1,4 @@
-"""`benchd verify`: whether a shipped folder is unchanged, gives the same answers, and keeps its promise."""
+"""`benchd verify`: checks whether a shipped folder is unchanged, gives the same answers, and keeps its promise."""
 
 import sys
 from pathlib import Path
@@ -40,8 +40,8 @@ def verify(
 ) -> None:
     """Check whether a shipped folder keeps its promise.
 
-    Exits with 3 if it is slower than promised, 4 if that is inconclusive (as on another machine), 5 if
-    its answers differ.
+    Exits with 3 if it is slower than promised, 4 if that is inconclusive (as on a different machine), 5 if its answers
+    differ.
     """
     if processes < 1:
         raise UsageError(f"--processes {processes}: at least 1")

@@ -1,4 +1,4 @@
-"""`benchd watch`: a fleet in the terminal or, without a broker, this machine's sensors, once per second."""
+"""`benchd watch`: shows a fleet in the terminal or, without a broker, this machine's sensors, once per second."""
 
 import select
 import sys
@@ -43,12 +43,12 @@ def watch(
     if mqtt:
         show(configured(mqtt, settings), seconds)
     else:
-        with suppress(BrokenPipeError):  # unlike other commands it ends with its reader
+        with suppress(BrokenPipeError):  # unlike other commands, it ends when its reader does
             watch_sensors(sources.present(kind), seconds, sys.__stdout__ or sys.stdout)
 
 
 def watch_sensors(sources: list[str], seconds: float | None, out: TextIO) -> None:
-    """Show every metric over the last second until Ctrl-C or for `seconds`; plain lines if `out` is not a terminal."""
+    """Show every metric of the last second until Ctrl-C or for `seconds`, as plain lines if `out` is not a terminal."""
     console, most = console_on(out), dict[str, float]()
     until = time.monotonic() + seconds if seconds is not None else float("inf")
     screen = Live(console=console, auto_refresh=False)

@@ -1,4 +1,4 @@
-"""`benchd why`: what makes one side slower or faster than the other."""
+"""`benchd why`: finds out what makes one side slower or faster than the other."""
 
 import sys
 from collections.abc import Sequence
@@ -80,8 +80,8 @@ def why(
 ) -> None:
     """Find which layers, and which package or setting, make B slower or faster than A.
 
-    Repeatedly halves the differences of two environments or cases, in mixtures of these. Repeat an interrupted command
-    to resume it. Exits with 4 if noise hides the cause.
+    Repeatedly halves the differences between two environments or cases by measuring combinations of them. Repeat an
+    interrupted command to resume it. Exits with 4 if noise hides the cause.
     """
     named = sides or []
     paths = [Path(side) for side in named if Path(side).exists()]
@@ -140,7 +140,7 @@ def _refuse_counts(cases: int, models: int, *, search: bool, theirs: bool) -> No
 
 
 def _settings(request: Request, settings: Config, machine: plan.Machine) -> int:
-    """Return the number of settings in which two cases of a model differ, or 0 for one case or two models."""
+    """Return the number of settings in which two cases of a model differ; 0 for a single case or two models."""
     first, *others = (each.case.case_id for each in paired.planned_sides(request, settings.limits, machine))
     changed = environments.changed_parts(first, others[0]) if others else {}
     return 0 if "model" in changed else len(changed)
@@ -167,7 +167,7 @@ def _of_cases(request: Request, session: Session, *, as_json: bool) -> int:
 
 
 def _of_records(first: Path, second: Path, as_json: bool) -> int:
-    """Divide the changes between two files of results whose processes were profiled."""
+    """Attribute the differences between two files of results whose processes were profiled."""
     before, after = results.read(first), results.read(second)
     comparisons = [each for each in verdicts.compare(before, after, 0.0) if each.layers]
     if not comparisons:
@@ -180,7 +180,7 @@ def _of_records(first: Path, second: Path, as_json: bool) -> int:
 
 
 def _of_folder(folder: Path, settings: Config, device: str, start: Start, as_json: bool) -> int:
-    """Measure a shipped folder again, and divide the changes since then."""
+    """Measure a shipped folder again, and attribute the changes since it was shipped."""
     with explaining(folder):
         shipped = manifest.read(folder)
     verifying.refuse_untrusted(folder, shipped, trust_code=False)
@@ -211,7 +211,7 @@ def _own(module: Sequence[str] | None, onnx: Sequence[Path] | None, inputs: Sequ
 
 
 def _per_side(option: str, given: Sequence[T] | None) -> list[T]:
-    """Return the values of A and B, or none; raise UsageError for more."""
+    """Return the values of A and B, or none; raise UsageError if there are more."""
     if len(given or []) > 2:
         raise UsageError(f"{option}: at most once per side")
     return list(given or [])
@@ -235,5 +235,5 @@ def _sides(
 
 
 def _both(given: Sequence[Any], absent: Any) -> list[Any]:
-    """Return the values of A and B; a single one is B's."""
+    """Return the values of A and B; a single value is B's."""
     return [*[absent] * (2 - len(given)), *given]

@@ -23,7 +23,8 @@ FORM = (
     "and / ? # @ in a user or password as %2F %3F %23 %40"
 )
 KEEP_ALIVE_S = 30
-LOOK_S = 3  # subtracted: mosquitto checks for dead links every 5 s, and must notice them within 1.5 keep-alives
+# subtracted because mosquitto only checks for dead links every 5 s, and must notice them within 1.5 keep-alives
+LOOK_S = 3
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class Broker:
 def parse_url(url: str) -> Broker:
     """Return the broker at `mqtt[s]://[user[:password]@]host[:port]`; raise UsageError for any other URL.
 
-    A user without a password gets the one in BENCHD_MQTT_PASSWORD, else the systemd unit's credential `mqtt_password`.
-    The error message never quotes the URL, because it may contain a password.
+    For a user without a password, the one in BENCHD_MQTT_PASSWORD is used, else the systemd unit's credential
+    `mqtt_password`. The error message never quotes the URL, because it may contain a password.
     """
     try:
         parts = urlsplit(url)
@@ -107,7 +108,7 @@ class Ended(Exception):
 
 
 def explain(address: str, error: OSError | None) -> str:
-    """Return a sentence on why a broker cannot be reached; `error` None means a timeout."""
+    """Return a sentence that explains why a broker cannot be reached; `error` is None after a timeout."""
     if error is None or isinstance(error, TimeoutError):
         return f"{address} did not answer in time"
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -118,7 +119,7 @@ def explain(address: str, error: OSError | None) -> str:
 
 
 def words(error: OSError) -> str:
-    """Return the text that the system or OpenSSL gives for this error."""
+    """Return the system's or OpenSSL's text for this error."""
     if isinstance(error, ssl.SSLError) and error.reason:
         return error.reason.replace("_", " ").lower()
     return error.strerror or str(error)
@@ -137,7 +138,7 @@ def tls_context(broker: Broker) -> ssl.SSLContext:
 
 
 class _Context(ssl.SSLContext):
-    """TLS context that performs the handshake immediately: paho's own would leave the socket open on failure."""
+    """A TLS context that performs the handshake immediately: paho's own would leave the socket open on failure."""
 
     def wrap_socket(self, sock: socket, **options: Any) -> ssl.SSLSocket:  # type: ignore[override]
         wrapped = super().wrap_socket(sock, **options)

@@ -1,7 +1,7 @@
-"""The commands that the service accepts over MQTT: six verbs with typed, named parameters, and nothing else.
+"""The only commands that the service accepts over MQTT: six verbs with typed, named parameters.
 
-No parameter is a path, a module or a shell command. Anything else is refused with a reason that quotes at most the name
-of an unknown parameter.
+Parameters are never paths, modules or shell commands. Anything else is refused with a reason that quotes at most the
+name of an unknown parameter.
 """
 
 import re
@@ -24,23 +24,24 @@ from benchd.daemon.records import Direction, OptionValue
 Verb = Literal["run", "cancel", "list", "reload", "status", "replay"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
 WithoutLoad = Literal["single_stream", "offline", "periodic", "wake_up", "cold_start", "sustained", "pipeline"]
-"""The scenarios that a command can list; only a configured suite can define the load of a `server`."""
+"""The scenarios that a command may list; only a configured suite can define the load of a `server`."""
 
 MAX_BYTES = 64 * 1024
-MAX_AGE_S = 60.0  # difference between `sent_s` and the time of arrival
+MAX_AGE_S = 60.0  # maximum difference between `sent_s` and the time of arrival
 REMEMBER_S = 86400.0
 REMEMBER = 10_000
 RATE_PER_S, BURST = 2.0, 20
 LISTS = ("models", "variants", "batch_sizes", "options", "directions", "scenarios")
 FLOOD = f"more than {RATE_PER_S:g} commands per second; further commands are dropped"
 
-CLIENT = r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+){0,2}"  # followed by the id, it is a topic that `Topics.may_answer` allows
+# followed by the id, it forms a topic that `Topics.may_answer` allows
+CLIENT = r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+){0,2}"
 
 
 class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Parameters of every command. `id` identifies repetitions; `sent_s` is its time, in seconds since the epoch.
+    """Parameters of every command. Repetitions have the same `id`; `sent_s` is the time of sending, in Unix seconds.
 
-    Without MQTT 5 properties, `client` gets the answer at `resp/<client>/<id>`.
+    Without MQTT 5 properties, the answer is published under `resp/<client>/<id>`.
     """
 
     id: Annotated[str, msgspec.Meta(extra_json_schema={"pattern": f"^{NAME}$"})]
@@ -49,7 +50,7 @@ class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class RunParameters(Parameters, frozen=True, kw_only=True):
-    """`run`: the name of a configured suite, or lists as in `[[suite]]` and their preset (default `quick`)."""
+    """`run`: the name of a configured suite, or lists as in `[[suite]]` with a preset (default `quick`)."""
 
     suite: str | None = None
     models: list[str] = []
@@ -84,7 +85,7 @@ class CancelParameters(Parameters, frozen=True, kw_only=True):
 
 
 class ReplayParameters(Parameters, frozen=True, kw_only=True):
-    """`replay`: slowly resends numbers `from` to `to` of this `log`; the default is the results' log."""
+    """`replay`: slowly resends the lines numbered `from` to `to` of this `log`, by default of the results' log."""
 
     log: str = ""
     first: Annotated[int, msgspec.Meta(ge=1, le=LAST_SEQ)] = msgspec.field(default=1, name="from")
@@ -112,7 +113,7 @@ class _Sender(Struct, frozen=True):
 class Command:
     """A command to execute before `expires_s`, unless `refusal` says why not.
 
-    `answer_to` is the topic for its answer, or None if the sender is unknown or wants no answer.
+    `answer_to` is the topic for its answer, or None if the sender is unknown or does not want one.
     """
 
     id: str
@@ -137,7 +138,7 @@ class Gate:
         self._flooded = False
 
     def take(self, arrived: Arrived, boottime_s: float, wall_s: float) -> Command | None:
-        """Return the command, possibly refused; None for the rest of a flood after the first refusal."""
+        """Return the command, possibly refused; None in a flood, after the first refusal."""
         flooded, before = not self._token(boottime_s), self._flooded
         self._flooded = flooded
         if flooded and before:
@@ -153,12 +154,12 @@ class Gate:
         return Command(sender.id, verb or "", given, answer_to, arrived.correlation, expires_s, reason or "")
 
     def remembered(self, waiting: Iterable[str]) -> list[str]:
-        """Return the ids to keep over a restart, excluding those of waiting commands, which do not survive it."""
+        """Return the ids to keep across a restart, except those of waiting commands, which do not survive it."""
         lost = set(waiting)
         return [command_id for command_id in self._seen if command_id not in lost]
 
     def remember(self, ids: Sequence[str], boottime_s: float) -> None:
-        """Restore the ids stored before a restart; times since different boots are not comparable."""
+        """Restore the ids stored before a restart; times from different boots are not comparable."""
         self._seen.update(dict.fromkeys(ids, boottime_s))
 
     def forget(self, command_id: str) -> None:
@@ -182,7 +183,7 @@ class Gate:
         return None
 
     def _answer_to(self, arrived: Arrived, sender: Parameters | _Sender) -> str | None:
-        """Return the topic to answer on, or None if the sender gave no topic of this device."""
+        """Return the topic for the answer, or None if the sender did not give a topic of this device."""
         own = f"{self._topics.root}resp/{sender.client}/{sender.id}" if sender.client else None
         asked = (arrived.response_topic, own)
         return next((topic for topic in asked if topic and self._topics.may_answer(topic)), None)

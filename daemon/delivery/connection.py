@@ -1,8 +1,8 @@
 """A connection to an MQTT broker: version 5, or 3.1.1 for older brokers. The only module that uses paho.
 
 The thread that calls `turn` runs paho's loop and every callback. Acknowledgements include the broker's reason, because
-paho counts a refused message as published. Version 3.1.1 has no reasons, so a broker that drops forbidden messages
-looks like one that keeps them.
+paho counts a refused message as published. Version 3.1.1 lacks reasons, so a broker that drops forbidden messages looks
+like one that keeps them.
 """
 
 import math
@@ -23,17 +23,17 @@ from benchd.daemon.delivery.broker import PASSWORD_VARIABLE, Broker, Ended, expl
 
 WINDOW = 64  # messages in flight; a broker may set a lower limit
 MAX_INCOMING_BYTES = 128 * 1024
-HEADER_BYTES = 16  # upper bound for a PUBLISH packet without topic, properties and body
+HEADER_BYTES = 16  # upper bound on the size of a PUBLISH packet without topic, properties and body
 
-UNSPECIFIED = 0x80  # paho also uses it for a lost connection
+UNSPECIFIED = 0x80  # the reason code that paho also uses for a lost connection
 UNSUPPORTED_PROTOCOL_VERSION, BAD_CREDENTIALS, NOT_AUTHORIZED = 0x84, 0x86, 0x87
 
 
 class Arrived(NamedTuple):
-    """A publication received at the Unix time `arrived_s`; `retained` if the broker replayed it, however old it is.
+    """A publication received at the Unix time `arrived_s`; `retained` if the broker had stored it, possibly for long.
 
     With MQTT 5, a publication for the filter `as_published` is also `retained` if it was just published with that flag.
-    `expire_s` is the remainder of MQTT 5's message expiry.
+    `expire_s` is the remaining time of MQTT 5's message expiry.
     """
 
     topic: str
@@ -52,8 +52,8 @@ class Terms:
     """A client's requests to its broker.
 
     `will` is a topic and the body that the broker retains there if the connection breaks. The broker keeps messages for
-    `keep_s` after the connection has ended (3.1.1: as long as it likes), sends at most `receive_maximum` unacknowledged
-    messages, and none larger than `max_packet_bytes`.
+    `keep_s` after the connection has ended (3.1.1: as long as it likes), and sends at most `receive_maximum`
+    unacknowledged messages, of at most `max_packet_bytes` each.
     """
 
     will: tuple[str, bytes] | None = None
@@ -93,7 +93,7 @@ class Connection:
     def __init__(self, broker: Broker, client_id: str, protocol: MQTTProtocolVersion, terms: Terms) -> None:
         self.address = broker.address
         self.window = WINDOW
-        self.is_careful = False  # one message in flight at a time, because one of them may have made the broker hang up
+        self.is_careful = False  # one message in flight at a time, because a message may have made the broker hang up
         self.is_version_5 = protocol == MQTTProtocolVersion.MQTTv5
         self.shares = self.is_version_5  # whether the broker splits messages between the clients of a group
         self.lost: str | None = None
@@ -102,8 +102,8 @@ class Connection:
         self._answer: ReasonCode | None = None
         self._acknowledged: list[tuple[Hashable, ReasonCode]] = []
         self._received: list[Arrived] = []
-        self.flight: dict[int, Hashable] = {}  # what each unacknowledged packet contains; QoS 0 is not acknowledged
-        self._owing_s = 0.0  # since when there have been unacknowledged packets without any progress
+        self.flight: dict[int, Hashable] = {}  # the content of each unacknowledged packet; QoS 0 is not acknowledged
+        self._owing_s = 0.0  # time since which packets have been unacknowledged without any progress
         self._subscriptions: dict[int, list[str]] = {}
         self._refused: list[tuple[str, ReasonCode]] = []
         self._client = Client(
@@ -152,13 +152,13 @@ class Connection:
 
     @property
     def silent_s(self) -> float:
-        """Return how long the broker has acknowledged nothing, or 0 if nothing is unacknowledged."""
+        """Return for how long the broker has not acknowledged any packet, or 0 if none is unacknowledged."""
         return time.monotonic() - self._owing_s if self.flight else 0.0
 
     def turn(self, wait_s: float) -> None:
         """Run paho's loop once: wait up to `wait_s` for the network, and process what has arrived.
 
-        Raises Ended if the connection has ended; messages that arrived before that can still be taken.
+        Raises Ended if the connection has ended; messages that arrived earlier can still be taken.
         """
         if self.lost:
             raise Ended(self.lost)
@@ -182,7 +182,7 @@ class Connection:
         correlation: bytes | None = None,
         expire_s: int | None = None,
     ) -> None:
-        """Send a message, identified by `of` when it is acknowledged; raise Unsendable or Ended."""
+        """Send a message; its acknowledgement is identified by `of`. Raises Unsendable or Ended."""
         properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
         properties.ContentType = "application/json"
         if correlation is not None:
@@ -217,7 +217,7 @@ class Connection:
             self._subscriptions[packet_id] = [topic for topic, _ in filters]
 
     def wait_subscribed(self, deadline: float) -> None:
-        """Wait for the answer to every subscription; raise Ended if the broker refuses one or is too slow."""
+        """Wait until every subscription is answered; raise Ended if the broker refuses one or is too slow."""
         while self._subscriptions:
             if time.monotonic() > deadline:
                 raise Ended(f"{self.address} did not answer a subscription in time")
@@ -241,7 +241,7 @@ class Connection:
             self._client.ack(one.packet_id, one.qos)
 
     def take_acknowledged(self) -> list[tuple[Hashable, ReasonCode]]:
-        """Return what has been acknowledged since the last call, with the broker's reasons."""
+        """Return the messages acknowledged since the last call, with the broker's reasons."""
         taken, self._acknowledged = self._acknowledged, []
         return taken
 
@@ -249,9 +249,9 @@ class Connection:
         """Disconnect, if the broker still accepts that, and close the socket."""
         self._client.disconnect()
         connection: Any = self._client.socket()
-        if connection is not None:  # the disconnect is queued after unsent data
+        if connection is not None:  # the DISCONNECT packet is queued behind unsent data
             connection.close()
-        # outside a reference cycle, the client closes its socket pair at once, not when garbage is collected
+        # freed from the reference cycle, the client closes its socket pair now instead of at garbage collection
         client = self._client
         client.on_connect = client.on_disconnect = client.on_message = client.on_publish = client.on_subscribe = None
 

@@ -1,7 +1,7 @@
 """Sends the logs in a folder to a broker, and records the progress of each: the cursor.
 
-The log is authoritative; the cursor says up to which line the broker has acknowledged it. After a crash the cursor may
-be too low: the tail is sent again, and readers deduplicate. Nothing that arrives from the network moves it.
+The log is authoritative; the cursor is the number of the line up to which the broker has acknowledged it. After a crash
+the cursor may be too low: the tail is sent again, and readers deduplicate. Messages from the network never move it.
 """
 
 import time
@@ -27,17 +27,17 @@ from benchd.daemon.machine.systemd_notify import log
 
 CURSOR = "cursor.json"
 SAVE_S = 1.0
-MOST_TRIES = 3  # number of connections that ended while a message was the only one in flight
+MOST_TRIES = 3  # connections that may end while a message is the only one in flight, before it counts as refused
 HUNG_UP = f"the connection ended {MOST_TRIES} times while sending it; it may be too large"
 REPLAYED_PER_S = 100.0
-MAX_REPLAYS = 16  # waiting ranges
-TURN_S = 0.5  # maximum time until a new line is noticed: this polling is the CPU cost of an idle link
+MAX_REPLAYS = 16  # maximum number of waiting ranges
+TURN_S = 0.5  # maximum time until a new line is noticed; this polling is what an idle link costs in CPU time
 
 
 class Cursor(Struct):
     """The progress of a log: every line up to `acknowledged` has reached the broker, except the `refused`.
 
-    These are the numbers of the lines that the broker refused, with its reasons.
+    `refused` contains the numbers of the lines that the broker refused, with its reasons.
     """
 
     log: str
@@ -54,7 +54,7 @@ class Outgoing:
     def __init__(self, source: Log, cursor: Cursor | None, topic_of: Callable[[bytes], str]) -> None:
         self.log, self._topic_of = source, topic_of
         if cursor and cursor.log == source.id and cursor.acknowledged > source.last_seq:
-            source.skip_to(cursor.acknowledged)  # lines were lost: send the remaining ones again
+            source.skip_to(cursor.acknowledged)  # lines were lost, so number new ones after those acknowledged
             cursor = None
         if cursor is None or cursor.log != source.id:
             cursor = Cursor(source.id)
@@ -96,7 +96,7 @@ class Outgoing:
         """Send as many lines as the window allows, in order."""
         while connection.free > 0 and (entry := self._next()):
             self._send(connection, entry)
-        if not self._order:  # lines skipped at the end need not be waited for
+        if not self._order:  # if lines at the end were skipped, there is nothing to wait for
             self.acknowledged = max(self.acknowledged, self._sent)
 
     def settle(self, seq: int, refusal: str | None) -> None:
@@ -198,30 +198,30 @@ class Delivery:
         return all(one.is_done for one in self.outgoing.values())
 
     def replay(self, log_id: str, first: int, last: int) -> int | None:
-        """Resend lines of a log (default: the results'); return at most how many, None for an unknown log."""
+        """Resend lines of a log (default: the results'); return their maximum number, None for an unknown log."""
         found = next((one for one in self.outgoing.values() if log_id in ("", one.log.id)), None)
         return found.replay(first, last) if found else None
 
     def be_careful(self, connection: Connection) -> None:
-        """Allow one message in flight at a time while one of several may have made the broker hang up."""
+        """Allow only one message in flight while one of several may have made the broker hang up."""
         connection.is_careful = not all(isinstance(one, Line) and one.is_behind_cursor for one in self._suspects)
 
     def fill(self, connection: Connection) -> None:
-        """Send as much as the window allows, events first: they are few, and one may be an alarm."""
+        """Send as much as the window allows, events first, because they are few and one may be an alarm."""
         for one in reversed(self.outgoing.values()):
             one.fill(connection)
 
     def settle(self, what: Hashable, refusal: str | None) -> None:
-        """Record that something was acknowledged, or why it was refused."""
+        """Record that a line or document was acknowledged, or why it was refused."""
         self._suspects.pop(what, None)
         if isinstance(what, Line):
             what.outgoing.settle(what.seq, refusal)
 
     def end(self, flight: Collection[Hashable], documents: Collection[str] = ()) -> list[str]:
-        """Record that a connection ended with these in flight; return the documents that count as refused.
+        """Record that a connection ended with these messages in flight; return the documents that count as refused.
 
-        A message that is the only one in flight three times when the connection ends counts as refused. Besides lines,
-        only `documents` are sent again.
+        A message counts as refused if it was the only one in flight three times when the connection ended. Besides
+        lines, only `documents` are sent again.
         """
         for what in flight:
             if not what.is_behind_cursor if isinstance(what, Line) else what in documents:
@@ -253,7 +253,7 @@ class Delivery:
         self._saved = cursors
 
     def drain(self, broker: Broker, client_id: str, timeout_s: float) -> str | None:
-        """Send everything that is pending; return why some was not acknowledged, or None if all was."""
+        """Send everything that is pending; return why anything was not acknowledged, or None if all was."""
         deadline, reason = time.monotonic() + timeout_s, None
         while reason is None and not self.is_done:
             reason = self._converse(broker, client_id, deadline)
@@ -261,7 +261,7 @@ class Delivery:
         return reason or next(iter(self.refused), None)
 
     def _converse(self, broker: Broker, client_id: str, deadline: float) -> str | None:
-        """Send over one connection; return why that ended, or None to retry, because a message may be the cause."""
+        """Send over one connection; return why it ended, or None to retry, because a message may be the cause."""
         flight: dict[int, Hashable] = {}
         try:
             with closing(connect(broker, client_id, deadline)) as connection:

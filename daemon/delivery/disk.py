@@ -1,4 +1,4 @@
-"""Disk space: whether there is enough for one more case, and limits on old files."""
+"""Disk space: checks that there is enough for one more case, and limits old files."""
 
 import errno
 import gzip
@@ -13,7 +13,7 @@ from pathlib import Path
 from benchd.daemon.machine.folders import sync
 from benchd.daemon.verdicts.when import EARLIEST_S
 
-CASE_BYTES = 32 * 2**20  # a record, its raw times and log, the cursor and the state, each written twice
+CASE_BYTES = 32 * 2**20  # for a record, its raw times and log, the cursor and the state, each written twice
 CASE_FILES = 64  # including those of compiler and exporter
 PROBE_BYTES = 4096
 KEEP_S = 90 * 86400.0
@@ -22,9 +22,9 @@ PART = ".part"
 
 
 def lacks(folder: Path) -> str | None:
-    """Return what prevents the disk of a folder from storing another case, or None.
+    """Return what prevents the folder's disk from storing another case, or None.
 
-    Writes a block through to the disk, because a failing or read-only disk is only noticed that way.
+    Writes a block through to the disk, which is the only way to notice a failing or read-only disk.
     """
     try:
         disk = os.statvfs(folder)
@@ -42,9 +42,9 @@ def lacks(folder: Path) -> str | None:
 
 
 def file_time_s(booted_s: float) -> float:
-    """Return the current time for ageing files, so that setting the clock ahead makes none older.
+    """Return the current time for judging the age of files, which does not change when the clock is set ahead.
 
-    It advances no more than the uptime since `booted_s`, the wall time of the boot as seen when this process started.
+    It advances by at most the uptime since `booted_s`, the wall time of the boot as seen when this process started.
     """
     return min(time.time(), booted_s + time.clock_gettime(time.CLOCK_BOOTTIME))
 
@@ -60,8 +60,8 @@ def tidy(
     """Compress raw times, logs and full journals under `folder` and delete the oldest beyond an age and a size.
 
     `undelivered` files stay. A record refers to its raw file without `.gz` and hashes the uncompressed bytes. Files
-    dated by an unset clock have no age, but are deleted first when the size limit is reached. A failing file does not
-    stop the others: the first OSError is raised at the end.
+    dated by a clock that had not been set have no age, but are deleted first when the size limit is reached. A failing
+    file does not stop the others: the first OSError is raised at the end.
     """
     failures: list[OSError] = []
     for path in folder.rglob("*"):
@@ -90,7 +90,7 @@ def _collecting(failures: list[OSError]) -> Iterator[None]:
 
 
 def _compress(path: Path) -> None:
-    """Replace a file by its compressed form, which is complete before it gets its name and keeps the original time."""
+    """Compress a file; the new file keeps the original time, and replaces the old one only when it is complete."""
     part = path.with_name(f"{path.name}.gz{PART}")
     try:
         with path.open("rb") as source, gzip.open(part, "wb", compresslevel=6) as target:
@@ -99,7 +99,7 @@ def _compress(path: Path) -> None:
         os.utime(part, (written_s, written_s))
         sync(part)
     except OSError:
-        part.unlink(missing_ok=True)  # on a full disk it would use the little space left
+        part.unlink(missing_ok=True)  # frees what little space is left on a full disk
         raise
     part.replace(path.with_name(f"{path.name}.gz"))
     sync(path.parent)

@@ -1,6 +1,6 @@
 """The service's connection to its broker: a thread that maintains it, sends the logs, and receives commands.
 
-While a case is timed the link is held: nothing new is sent except health and telemetry, and nothing is written.
+While a case is timed, the link is held: only health and telemetry are sent, and nothing is written.
 """
 
 import random
@@ -30,7 +30,7 @@ GOODBYE_S = 3.0
 MAX_WAITING = 100  # unprocessed answers and commands
 TELEMETRY_EXPIRY_S = 5
 HELD_TURN_S = 1.0
-SILENT_S = 600.0  # a record of 2 MB takes long on a slow network
+SILENT_S = 600.0  # long enough for a record of 2 MB on a slow network
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,15 @@ class LinkState:
 
 
 class Link:
-    """A thread that runs from `start` to `stop`. Any thread may call its methods, none of which waits for the network.
+    """A thread that runs from `start` to `stop`. Any thread may call its methods, which never wait for the network.
 
-    The link writes to `wake` when `state` contains something new for the service.
+    The link writes to `wake` when `state` contains news for the service.
     """
 
     def __init__(self, broker: Broker, topics: Topics, delivery: Delivery, boot_id: str, wake: socket.socket) -> None:
         self.state, self.delivery = LinkState(), delivery
         self._broker, self._topics, self._boot_id, self._wake = broker, topics, boot_id, wake
-        self.is_held = False  # while it is, nothing new is sent except health and telemetry
+        self.is_held = False  # if so, only health and telemetry are sent
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._documents: dict[str, bytes] = {}
@@ -73,8 +73,10 @@ class Link:
         self._answers: deque[Reply] = deque(maxlen=MAX_WAITING)
         self._telemetry: bytes | None = None
         self._sessions: list[str] = []
-        self._others: deque[str] = deque(maxlen=MAX_WAITING)  # sessions of other machines that have been answered
-        self._denied: set[str] = set()  # topics: a broker may end the connection at each refusal
+        # sessions of other machines with this id that have been answered
+        self._others: deque[str] = deque(maxlen=MAX_WAITING)
+        # refused topics, not tried again: some brokers end the connection at each refusal
+        self._denied: set[str] = set()
         self._unsaved = ""
         self._thread = threading.Thread(target=self._run, name="benchd.link", daemon=True)
 
@@ -87,7 +89,7 @@ class Link:
         return self._thread.is_alive()
 
     def stop(self, within_s: float = CONNECT_S + 2 * GOODBYE_S) -> None:
-        """Send what is pending for a few seconds, publish `offline` and end.
+        """Spend a few seconds sending what is pending, publish `offline` and end.
 
         A thread that takes longer than `within_s` ends with the process, and the broker publishes the will.
         """
@@ -96,7 +98,7 @@ class Link:
         self._thread.join(within_s)
 
     def retain(self, topic: str, body: bytes) -> None:
-        """Retain this under the topic on the broker, even after a reconnection; an empty body deletes it."""
+        """Retain this body under the topic on the broker, even after a reconnection; an empty body deletes it."""
         with self._lock:
             self._documents[topic] = body
             self._unsent[topic] = None
@@ -106,7 +108,7 @@ class Link:
         self._answers.append(Reply(topic, body, correlation))
 
     def telemetry(self, body: bytes) -> None:
-        """Send the last samples; earlier unsent ones are dropped and counted."""
+        """Send the latest samples; earlier unsent ones are dropped and counted."""
         with self._lock:
             self.state.telemetry_dropped += self._telemetry is not None
             self._telemetry = body
@@ -145,7 +147,7 @@ class Link:
             self._save()
 
     def _pause(self, seconds: float) -> None:
-        """Wait, and longer while held, because a handshake would disturb the timed case."""
+        """Wait, longer while held, because a handshake would disturb the timed case."""
         until_s = time.monotonic() + seconds
         while not self._stopping.is_set() and (self.is_held or time.monotonic() < until_s):
             self._stopping.wait(TURN_S)
@@ -174,7 +176,7 @@ class Link:
 
     def _be_born(self, connection: Connection, session: str) -> None:
         self._say(connection, self._topics.of("status"), self._status("online", session), retain=True)
-        with self._lock:  # the broker may have lost them, or be a new one
+        with self._lock:  # the broker may have lost retained documents, or be a new one
             self._unsent = dict.fromkeys(self._documents)
         self.state.connected, self.state.reason = True, None
 
@@ -207,7 +209,7 @@ class Link:
             self._deny(topic, f"{connection.address} refused the subscription: {reason}")
 
     def _deny(self, topic: str, words: str) -> None:
-        """Report once what the broker does not allow; `topic` is empty for a log line, which the cursor records."""
+        """Report once what the broker forbids; `topic` is empty for a log line, whose refusal the cursor records."""
         if topic:
             self._denied.add(topic)
             self.delivery.settle(topic, words)
@@ -219,7 +221,7 @@ class Link:
         if message.topic == self._topics.of("status"):
             self._take_status(connection, message)
         elif message.topic.startswith(self._topics.command("")):
-            if len(self.state.commands) < MAX_WAITING:  # in a flood the newest are dropped, as in the gate
+            if len(self.state.commands) < MAX_WAITING:  # in a flood, the newest commands are dropped, as in the gate
                 self.state.commands.append(message)
             self._wake_service()
 
@@ -275,7 +277,7 @@ class Link:
             self._say(connection, topic, body, retain=True)
 
     def _say(self, connection: Connection, topic: str, body: bytes, qos: int = 1, **options: Any) -> None:
-        """Publish anything except log lines, unless the broker has refused its topic or cannot accept it."""
+        """Publish anything except a log line, unless the broker has refused its topic or cannot accept it."""
         if topic in self._denied:
             return
         try:
@@ -298,11 +300,12 @@ class Link:
     def _save(self, *, at_once: bool = True) -> None:
         try:
             self.delivery.save(at_once=at_once)
-        except UsageError as error:  # for example a full disk: the tail is sent again after the next start
+        except UsageError as error:  # for example because the disk is full: the tail is sent again after the next start
             if str(error) != self._unsaved:
                 log(f"not kept: {error}")
             self._unsaved = str(error)
 
     def _wake_service(self) -> None:
-        with suppress(BlockingIOError, OSError):  # full, so the service wakes anyway; or the service has gone
+        # if the pipe is full, the service wakes anyway; or the service has ended
+        with suppress(BlockingIOError, OSError):
             self._wake.send(b"\0")

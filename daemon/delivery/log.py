@@ -1,7 +1,7 @@
-"""A log: a journal with numbered lines, so that readers can notice missing lines and request them.
+"""A log: a journal with numbered lines, so that readers can detect and request missing lines.
 
-Each line is a JSON object that starts with the log's random id and the line's `seq`, which counts up from 1 forever.
-Full files move to an archive folder and include the numbers in their names.
+Each line is a JSON object that starts with the log's random id and the line's `seq`, which counts up from 1
+indefinitely. Full files move to an archive folder and include the numbers in their names.
 """
 
 import os
@@ -23,7 +23,7 @@ from benchd.daemon.machine.systemd_notify import log
 ARCHIVES = "runs"
 ROTATE_BYTES = 64 * 2**20
 LAST_SEQ = 10**18 - 1
-TAIL_BYTES = 4 * 2**20  # enough for the last line: a record has at most 2 MB
+TAIL_BYTES = 4 * 2**20  # enough to include the last line, because a record has at most 2 MB
 HEAD = re.compile(rb'\{"log":"([0-9a-f]{16})","seq":([1-9][0-9]{0,17})[,}]')
 _ARCHIVE = re.compile(r"-([0-9a-f]{16})-(\d+)-(\d+)\.jsonl(\.gz)?$")
 
@@ -50,7 +50,7 @@ class _File(NamedTuple):
 
 
 class Log:
-    """The log in the file `path`, for one writer and one reading thread; archives are in the folder `runs` next to it.
+    """The log in the file `path`, for one writer and one reading thread, with archives in the folder `runs` next to it.
 
     `report` is called once for each damaged line, which is skipped. Raises UsageError, or Full, if the file cannot be
     used.
@@ -97,7 +97,7 @@ class Log:
         """Yield the lines with numbers after `after`, in order, up to `to` or the last line on disk."""
         to = min(to, self.last_seq)
         while after < to:
-            with self._moving:  # files opened here are read to the end, even if renamed meanwhile
+            with self._moving:  # files opened here are read to the end, even if they are renamed in the meantime
                 file = next(file for file in self._files() if file.last > after)
                 current = self.path.open("rb") if file.path == self.path and self.path.exists() else None
             for entry in self._lines(current, after) if current else self._archived_lines(file.path, after):
@@ -134,7 +134,7 @@ class Log:
                 lines.seek(self._place[2])
             for line in lines:
                 if not line.endswith(b"\n"):
-                    return  # not written yet, or cut off
+                    return  # the rest is not written yet, or was cut off
                 if entry := self._entry(line[:-1], after):
                     if entry.seq > self.last_seq:
                         return  # not on the disk yet
@@ -143,7 +143,7 @@ class Log:
 
     def _archived_lines(self, path: Path, after: int) -> Iterator[Entry]:
         if path == self.path:
-            return  # moved away, and its successor does not exist yet
+            return  # the file was moved away, and its successor does not exist yet
         try:
             for line in journal.read(_present(path)):
                 if entry := self._entry(line, after):
@@ -171,10 +171,11 @@ class Log:
             self.report(text)
 
     def _find_last(self) -> None:
-        """Find the id and the last number: in the file, else in the newest archive, else those of a new log."""
+        """Find the id and the last number, in the file or else in the newest archive; otherwise start a new log."""
         self._size = self._journal.size_bytes()
         if heads := self._last_heads():
-            id_ = Counter(head[1] for head in heads).most_common(1)[0][0]  # a line may be damaged
+            # the most frequent id, because a line may be damaged
+            id_ = Counter(head[1] for head in heads).most_common(1)[0][0]
             self.id = id_.decode()
             self.last_seq = next(int(head[2]) for head in reversed(heads) if head[1] == id_)
         elif not self.last_seq:

@@ -1,4 +1,4 @@
-"""The service's messages other than records, and a record as one flat object for readers that want one.
+"""The service's messages other than records, and a record as a flat object for readers that prefer one.
 
 Every message includes its schema and all fields; readers ignore unknown fields of newer versions. docs/asyncapi.yaml
 describes them, and a test checks real ones against it.
@@ -12,12 +12,13 @@ from benchd.daemon.records import CheckVerdict, Environment, Record, Sample, end
 from benchd.daemon.verdicts.effects import Answer
 from benchd.daemon.verdicts.rows import columns
 
-RESULT_BYTES = 2_000_000  # of a record; including its topic it fits the largest packet that a collector accepts, 2 MiB
-Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]  # range of a database integer
+# largest record; with its topic it still fits a 2 MiB packet, the most that a collector accepts
+RESULT_BYTES = 2_000_000
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]  # the range of a database integer
 
 
 class Status(Struct, frozen=True, kw_only=True):
-    """Retained; the will is the `offline` message.
+    """Retained; the will contains the `offline` message.
 
     `session` is a random name for the connection: an `offline` whose session differs from the last `online` is a late
     will.
@@ -39,7 +40,7 @@ class SuiteInfo(Struct, frozen=True, kw_only=True):
 
 
 class Info(Struct, frozen=True, kw_only=True):
-    """Retained: the device's identity and what it is configured to measure."""
+    """Retained: the device's identity and its configured suites."""
 
     schema: str = "benchd.info/1"
     device_id: str = ""
@@ -57,8 +58,8 @@ class Info(Struct, frozen=True, kw_only=True):
 class Health(Struct, frozen=True, kw_only=True):
     """Retained, every 30 s and around each case: current activity, pending deliveries, problems.
 
-    `problem` is null while all is well; `waiting_for` says why a run that is due has not started. `log` is the id of
-    the results' log, with the first and last sequence numbers that it still has; `event_log` is the events' log.
+    `problem` is null if there is none; `waiting_for` says why a run that is due has not started. `log` is the id of the
+    results' log, given with its first and last available sequence numbers; `event_log` is the same for the events' log.
     """
 
     schema: str = "benchd.health/1"
@@ -86,7 +87,7 @@ class Health(Struct, frozen=True, kw_only=True):
 
 
 class Telemetry(Struct, frozen=True, kw_only=True):
-    """At most once per second while a case runs: the last sample of every series."""
+    """Sent at most once per second while a case runs: the last sample of every series."""
 
     schema: str = "benchd.telemetry/1"
     case_id: str = ""
@@ -94,10 +95,10 @@ class Telemetry(Struct, frozen=True, kw_only=True):
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
-    """The verdict on a case's results against its pinned runs; `*_ms` are the centres of each side's runs.
+    """The verdict on a case's results compared with its pinned runs; `*_ms` are the centres of each side's runs.
 
     `effect` is the result divided by the baseline, minus 1, with its interval; it is null if nothing was compared, and
-    `reason` says why. A regression lists the runs of all its slower results.
+    `reason` says why. For a regression, the runs of all slower results are listed.
     """
 
     case_id: str
@@ -113,7 +114,7 @@ class Judgement(Struct, frozen=True, kw_only=True):
 
 
 class Event(Struct, frozen=True, kw_only=True):
-    """An event: `event` is its name and `detail` describes it for people.
+    """An event: `event` is its name and `detail` describes it for human readers.
 
     Baseline events also contain the judgement, if there was one. `seq` is the event's number in the log `log`.
     """

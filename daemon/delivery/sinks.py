@@ -35,16 +35,17 @@ class MqttSink(Sink):
     def __init__(self, broker: Broker, timeout_s: float, folder: Path, log: Log, err: TextIO) -> None:
         self._broker, self._timeout_s, self._folder, self._err = broker, timeout_s, folder, err
         self._delivery = Delivery(folder, log)
-        self._client_id = f"bench-once-{uuid.uuid4().hex[:12]}"  # not the device's id, which the service uses
+        # must differ from the device's id, which the service uses
+        self._client_id = f"bench-once-{uuid.uuid4().hex[:12]}"
         self._failure: str | None = None
 
     def publish(self, record: Record, body: bytes) -> None:
-        """Send what is pending; after a failure, sending waits until the end of the run."""
+        """Send pending lines; after a failure, the next attempt is at the end of the run."""
         if not self._failure:
             self._failure = self._send()
 
     def end(self) -> None:
-        """Try again, and print the command to run if that also fails or the broker has refused anything."""
+        """Try again; if that also fails, or the broker has refused anything, print the command to run later."""
         if self._failure and (failure := self._send()):
             again = shlex.join(self._again())
             self._err.write(f"warning: not published: {failure}. Nothing is lost; send it later with\n  {again}\n")
@@ -61,7 +62,7 @@ class MqttSink(Sink):
 
 
 def lasting(output: Path, mqtt: MqttConfig, err: TextIO, url: str | None = None) -> list[Sink]:
-    """Return the sinks that store records in `output` and send them to `url`, else to the configured broker."""
+    """Return the sinks that store records in `output` and send them to `url`, or else to the configured broker."""
     url = url or mqtt.url
     broker = configured(url, mqtt) if url else None
     log = Log(output / JOURNAL)

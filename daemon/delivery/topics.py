@@ -57,8 +57,8 @@ class Topics:
         return f"{ROOT}/{self.device_id}/resp/{client}"
 
 
-SHARED_KINDS = ("result", "event", "telemetry")  # each message to one collector of the group
-# sent to every collector, because a shared subscription gets no retained messages
+SHARED_KINDS = ("result", "event", "telemetry")  # each message goes to one collector of the group
+# sent to every collector, because shared subscriptions do not receive retained messages
 RETAINED_KINDS = ("status", "info", "health", "latest", "shipped")
 NAMED_KINDS = ("latest", "shipped")  # one topic per case, or per folder
 
@@ -81,6 +81,6 @@ class Address:
 
 
 def parse(topic: str) -> Address | None:
-    """Return the device, kind and rest of a topic; None for a topic of another application."""
+    """Return the device, kind and rest of a topic; None for a topic of a different application."""
     match = re.fullmatch(rf"{ROOT}/([a-z0-9][a-z0-9_-]*)/([a-z]+)(?:/([^/]+))?", topic)
     return Address(match[1], match[2], match[3] or "") if match else None

@@ -1,4 +1,4 @@
-"""Limits on this process from its own control group and all enclosing ones, in cgroup versions 1 and 2."""
+"""Limits imposed on this process by its control group and all enclosing ones, in cgroup versions 1 and 2."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ from benchd.daemon.machine.sysfs import number, text
 
 
 def folders(root: Path, controller: str) -> tuple[list[Path], bool]:
-    """Return the groups of a controller, innermost first (empty if none), and whether they use cgroup version 1."""
+    """Return a controller's groups, innermost first (empty if none), and whether they use cgroup version 1."""
     lines = (line.split(":", 2) for line in (text(root / "proc/self/cgroup") or "").splitlines())
     own = {name: Path(path[1:]) for _, controllers, path in lines for name in controllers.split(",")}
     is_older, mounted = controller in own, root / "sys/fs/cgroup"

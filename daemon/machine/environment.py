@@ -28,7 +28,7 @@ DISTRIBUTIONS = (
     "msgspec",
     *(name for package in PACKAGES.values() for name in package.distributions),
 )
-# The wheels that contain a library, and the system package that torch uses instead, as on a Jetson.
+# The wheels that contain a library, and the system package that torch uses instead, for example on a Jetson.
 LIBRARIES = {
     "cuda": (("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"), r"cuda-cudart-\d+-\d+"),
     "cudnn": (("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"), r"libcudnn\d+(-cuda-\d+)?"),
@@ -54,7 +54,7 @@ _VARIABLES = re.compile(
 _LEFT_OUT = re.compile(
     r"_(DIR|HOME|PATH|ROOT|KEY|PW|PASS|SAS|SIG)$|TOKEN|SECRET|PASSW|PASSPHRASE|PWD|AUTH|BEARER|COOKIE|CREDENTIAL"
 )
-_OPAQUE = re.compile(r"(?=[\w+-]*[0-9])(?=[\w+-]*[A-Za-z])[\w+-]{20,}")  # every key or token matches, no setting does
+_OPAQUE = re.compile(r"(?=[\w+-]*[0-9])(?=[\w+-]*[A-Za-z])[\w+-]{20,}")  # matches every key or token, but no setting
 _CREDENTIALS = re.compile(r"(?<=//)[^/\s]*@|[?#]\S*")
 _FOLDERS = re.compile(r"/?([^/\s:,;=]*/)+")
 _PACKAGE = re.compile(r"^Package: (\S+)\nStatus: install ok installed\n(?:.+\n)*?Version: (\S+)$", re.MULTILINE)
@@ -81,7 +81,8 @@ _LIMITS = {
     "memory_limit": ("memory.max", "memory", "memory.limit_in_bytes"),
     "memory_high": ("memory.high", "memory", "memory.soft_limit_in_bytes"),
 }
-_EFFECTIVE = ("cpuset", "memory_nodes")  # the innermost value already includes the limits of enclosing groups
+# settings whose innermost value already includes the limits of enclosing groups
+_EFFECTIVE = ("cpuset", "memory_nodes")
 _UNLIMITED = ("max", "-1", "9223372036854")
 
 # CPU implementer and part number from the main id register, as published in Arm's core reference manuals.
@@ -129,7 +130,7 @@ def describe(
     """Return the environment of a measurement on `device` (cpu or cuda) with `threads` CPU threads.
 
     `root` is the root of /proc, /sys and /etc, and `allocator` the worker's heap settings. `gpu_uuid` is the measured
-    GPU, or the first if None. Unknown values are None; a worker adds its variables and its software.
+    GPU; None means the first. Unknown values are None; a worker adds its variables and its software.
     """
     policies, gpus = cpufreq_policies(root), gpu_nodes(root)
     gpu, driver, power_limit_w = _gpu(root, gpu_uuid)
@@ -146,7 +147,8 @@ def describe(
         cpu_model=_cpu_model(root),
         cpu_count=len(os.sched_getaffinity(0)),
         cpu_governor=_joined(text(policy / "scaling_governor") for policy in policies),
-        cpu_max_hz=_highest((policy / "scaling_max_freq" for policy in policies), 1e3),  # a power mode may lower it
+        # a power mode may lower this limit
+        cpu_max_hz=_highest((policy / "scaling_max_freq" for policy in policies), 1e3),
         memory_bytes=_meminfo_bytes(root, "MemTotal"),
         device=device,
         gpu=gpu,
@@ -164,7 +166,7 @@ def describe(
         gpu_governor=_joined(text(gpu / "governor") for gpu in gpus),
         gpu_max_hz=_highest((gpu / "max_freq" for gpu in gpus), 1.0),
         temperature_c={name: millidegrees / 1000 for name, millidegrees in zones.items()},
-        cooling=_thermal(root, "cooling_device", "cur_state", 0),  # a running fan, a throttled clock
+        cooling=_thermal(root, "cooling_device", "cur_state", 0),  # shows running fans and throttled clocks
         system=_system(root),
         load=float(load) if (load := _found(root / "proc/loadavg", r"^(\S+)")) else None,
         command=shlex.join(map(_without_folders, sys.argv)),
@@ -183,8 +185,8 @@ def fingerprint(environment: Environment) -> str:
 def comparable(environment: Environment) -> dict[str, Any]:
     """Return what must be equal in two environments for their measurements to be comparable.
 
-    This includes everything except benchd itself, which each record lists and which a baseline exists to compare;
-    memory and swap below a whole GiB, because firmware and kernel reserve a different amount at each boot, and zram
+    This is everything except: benchd itself, which each record lists and whose versions a baseline serves to compare;
+    fractions of a GiB of memory and swap, because firmware and kernel reserve a different amount at each boot, and zram
     makes swap a share of memory; the threads, which belong to the case; momentary values (thermal state, load, command
     line, affinity); and, for the device cpu, everything about the GPU.
     """
@@ -251,7 +253,7 @@ def _arm_core(implementer: str, part: str) -> str:
 
 
 def _machine(root: Path) -> str:
-    """Return the architecture that programs see: an emulator shows the host's files but its own uname."""
+    """Return the architecture that programs see: an emulator exposes the host's files, but its own uname."""
     arch = None if root == Path("/") else text(root / "proc/sys/kernel/arch")
     return arch or os.uname().machine
 
@@ -277,7 +279,7 @@ def _l4t(root: Path) -> str | None:
 def _gpu(root: Path, uuid: str | None) -> tuple[str | None, str | None, float | None]:
     """Return an NVIDIA GPU, its driver and its power limit in watts; on a Tegra its SoC and the L4T release, if known.
 
-    On a Tegra nvidia-smi, where it works at all, gives the GPU a different name in each release.
+    On a Tegra, nvidia-smi gives the GPU a different name in each release, if it works at all.
     """
     soc, release = _soc(root) or _found(root / "proc/sys/kernel/osrelease", "(tegra)") or "", _l4t(root)
     if soc.startswith("tegra"):
@@ -297,7 +299,7 @@ def _watts(name: str | None) -> float | None:
 def tool_output(*command: str) -> str | None:
     """Return a tool's output, whatever its exit status; None if it is missing or hangs.
 
-    `nvpmodel -q` prints the mode for an ordinary user, then fails on something only root can read.
+    `nvpmodel -q` prints the mode for an ordinary user, and then fails to read a file that is only readable by root.
     """
     try:
         done = subprocess.run(
@@ -317,7 +319,7 @@ def power_mode_of(root: Path) -> str | None:
 def _clocks_locked(device: str, gpus: list[Path], policies: list[Path]) -> bool | None:
     """Return whether the device's clocks are locked; None if that cannot be known, as for a desktop GPU.
 
-    Locked means that minimum and maximum are equal, as set by jetson_clocks, which leaves the governor no choice.
+    Clocks are locked if minimum and maximum are equal, as set by jetson_clocks, which leaves the governor no choice.
     """
     if not policies or (device != "cpu" and not gpus):
         return None
@@ -337,7 +339,7 @@ def _thermal(root: Path, kind: str, file: str, least: int) -> dict[str, int]:
 
 
 def variables(given: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables in `given` that change how a worker computes, except the settings in `ours`.
+    """Return the environment variables in `given` that affect a worker's computation, except the settings in `ours`.
 
     Variables with secrets or folders are left out, and folders in a value are removed. Anything in a value that looks
     like a key is replaced by a hash, except the GPUs in CUDA_VISIBLE_DEVICES.
@@ -362,7 +364,7 @@ def without_credentials(word: str) -> str:
 
 
 def _without_folders(value: str) -> str:
-    """Return `.../file` for each path, which differs between equal machines, and a URL without its credentials."""
+    """Replace each path, which may differ between equal machines, by `.../file`, and remove credentials from URLs."""
     shown = without_credentials(value)
     return shown if "://" in value else _FOLDERS.sub(".../", shown)
 

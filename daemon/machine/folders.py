@@ -29,7 +29,7 @@ def _folder(of_service: str, of_user: str, at_home: str) -> Path:
 def _home() -> Path:
     """Return the user's home; for a user without one, as in a container, a temporary folder.
 
-    Code is loaded from it, so raises PermissionError unless it belongs to this user alone.
+    Raises PermissionError unless the folder belongs to this user alone, because code is loaded from it.
     """
     with suppress(RuntimeError):  # no HOME, and no passwd entry
         return Path.home()
@@ -57,7 +57,7 @@ def artifacts() -> Path:
 
 
 def file_id(path: Path) -> tuple[int, int] | None:
-    """Return what distinguishes the file at this path from a later one at the same path; None without a file."""
+    """Return an id that distinguishes the file at this path from a later one at the same path; None without a file."""
     try:
         status = path.stat()
     except OSError:
@@ -75,7 +75,7 @@ def sync(path: Path) -> None:
 
 
 def replace(path: Path, parts: Iterable[bytes | memoryview], mode: int | None = None) -> None:
-    """Replace or create the file once all of it is written, even if others do the same meanwhile; raise OSError."""
+    """Replace or create the file once all of it is written, even if others do so at the same time; raise OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as folder:
         part = Path(folder) / "part"
@@ -87,7 +87,7 @@ def replace(path: Path, parts: Iterable[bytes | memoryview], mode: int | None = 
 
 
 def write_through(path: Path, content: bytes) -> None:
-    """Replace a file that only this process writes; once this returns, it survives a power cut. Raises OSError."""
+    """Replace a file that only this process writes; on return, it survives a power cut. Raises OSError."""
     part = path.with_name(f"{path.name}.part")
     with part.open("wb") as file:
         file.write(content)

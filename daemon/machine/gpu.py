@@ -12,7 +12,7 @@ from benchd.daemon.errors import NotAvailable, UsageError
 NO_MIG = "NVML measures whole GPUs, not MIG instances; disable MIG (`sudo nvidia-smi -mig 0`)"
 _DEVICE = re.compile(r"cuda(?::(\d+))?|(?:GPU|MIG)-[0-9a-f/-]+")
 _INDEX = re.compile(r"\s*\d+")
-# by NVML's error code
+# remedies by NVML's error code
 _REMEDIES = {
     4: "let this user open /dev/nvidiactl and /dev/nvidia0",
     9: "load the driver with `sudo modprobe nvidia`, or install it",
@@ -79,9 +79,9 @@ def utilization_percent(uuid: str) -> float:
 
 
 def measured(device: str) -> str | None:
-    """Return the UUID of the GPU `device`; None if NVML cannot tell and no particular GPU was requested.
+    """Return the UUID of the GPU `device`; None if NVML does not know it and no particular GPU was requested.
 
-    Also None on a Tegra: NVML does not list its GPU, or gives a UUID without the `GPU-` that CUDA_VISIBLE_DEVICES
+    It is also None on a Tegra, whose GPU NVML does not list, or lists without the `GPU-` that CUDA_VISIBLE_DEVICES
     expects. Raises the errors of `cuda_uuid` for `cuda:N` or a UUID.
     """
     try:
@@ -146,7 +146,7 @@ def _by_index(gpus: Sequence[Gpu], listed: str, environ: Mapping[str, str]) -> l
 
 
 def _counted(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
-    """Return the GPUs in CUDA's order; only CUDA knows which of several models it considers fastest."""
+    """Return the GPUs in CUDA's order; which of several models counts as fastest is only known to CUDA."""
     if environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID" and len({gpu.name for gpu in gpus}) > 1:
         raise NotAvailable("CUDA numbers different GPUs from the fastest; set CUDA_DEVICE_ORDER=PCI_BUS_ID")
     return list(gpus)
@@ -161,7 +161,7 @@ def _unique(gpus: Sequence[Gpu], start: str) -> str:
 
 
 def mismatch(sampled: str, ran_on: str) -> str | None:
-    """Return why the readings of GPU `sampled` do not apply to a case run on another GPU, or None if it is the same.
+    """Return why readings of the GPU `sampled` do not apply to a case on a different GPU; None if it is the same.
 
     torch reports UUIDs without `GPU-`.
     """

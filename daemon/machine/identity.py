@@ -41,7 +41,7 @@ def device_id(configured: str | None, root: Path = Path("/")) -> str:
         return checked(configured)
     host = text(root / "proc/sys/kernel/hostname") or socket.gethostname()
     slug = re.sub(r"[^a-z0-9]+", "-", host.partition(".")[0].lower()).strip("-")[:40] or "device"
-    # A sandbox may hide every serial number, which leaves only the host name.
+    # A sandbox may hide every serial number, so that only the host name is left.
     serial = next(_serials(root), host)
     return f"{slug}-{hashlib.sha256(serial.encode()).hexdigest()[:6]}"
 
@@ -79,7 +79,7 @@ def _serials(root: Path) -> Iterator[str]:
 
 
 def _readable_by_all(file: Path) -> bool:
-    # A source that only root can read would give the service and a shell user different ids for the same machine.
+    # A source that only root can read would give the machine one id for the service and another for a shell user.
     try:
         return bool(file.stat().st_mode & 0o004)
     except OSError:

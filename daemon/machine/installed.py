@@ -1,4 +1,4 @@
-"""How this benchd was installed, and the command that adds an extra to it."""
+"""Finds out how this benchd was installed, and the command that adds an extra to it."""
 
 import json
 import shlex
@@ -25,5 +25,5 @@ def adding(extra: str) -> str:
 
 
 def has_pip() -> bool:
-    """Return whether pip is installed here; find_spec("pip") would make setuptools restore the old distutils."""
+    """Return whether pip is installed; find_spec("pip") would make setuptools restore the old distutils."""
     return any(distributions(name="pip"))

@@ -1,4 +1,4 @@
-"""Command lines for fresh Python processes, without the current folder, which anyone may own, on their path."""
+"""Command lines for fresh Python processes whose path does not include the current folder, which anyone may own."""
 
 import sys
 

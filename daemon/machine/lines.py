@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 MOST_BYTES = 2**24  # per line
-READ_BYTES = 2**16  # per call: a child that writes without pause must not keep the reader from its other work
+READ_BYTES = 2**16  # per call, so that a child that writes without pause does not keep the reader from its other work
 
 T = TypeVar("T")
 

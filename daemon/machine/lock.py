@@ -21,11 +21,11 @@ from benchd.daemon.machine.sysfs import text
 NAME = "benchd.lock"
 FOLDER_VARIABLE = "BENCHD_LOCK_DIR"
 ACTIVITY = Path("/run/benchd/activity.json")
-SERVICE = "service.lock"  # held by the process that writes a state folder
+SERVICE = "service.lock"  # locked by the process that writes a state folder
 MODE = 0o644
 RUN_LOCK = Path("/run/lock")
 FREE_POLL_S = 0.5
-NAMED_CHARS = 50  # of the command that holds the lock
+NAMED_CHARS = 50  # maximum length of the quoted command of the lock's holder
 
 
 def default_path(folder: Path = RUN_LOCK) -> Path:
@@ -47,7 +47,7 @@ class Busy(NotAvailable):
 
 
 class Activity(Struct):
-    """What the service measures now, and about when it ends, on CLOCK_MONOTONIC."""
+    """What the service is measuring, and when that will roughly end, on CLOCK_MONOTONIC."""
 
     case_id: str
     ends_s: float
@@ -56,10 +56,10 @@ class Activity(Struct):
 class MachineLock:
     """Holds the lock for a `with` block; entering raises Busy, with the holder's name, if it is taken.
 
-    If `waiting` is given, entering waits for the holder instead and reports that there once.
+    If `waiting` is given, entering waits for the holder instead, and reports that once to `waiting`.
 
     The file remains, readable by everyone, so that later processes of any user lock the same file. The lock is released
-    when the process that holds it ends, however that happens.
+    when its holder ends, for whatever reason.
     """
 
     def __init__(self, path: Path | None = None, waiting: TextIO | None = None) -> None:
@@ -100,11 +100,11 @@ class MachineLock:
     def _open(self) -> int:
         """Open the file for reading; create it if missing, but never replace another user's."""
         try:
-            with suppress(FileExistsError):  # almost always
+            with suppress(FileExistsError):  # the file usually exists
                 fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
                 os.fchmod(fd, MODE)  # regardless of the umask
                 os.close(fd)
-            # O_NONBLOCK, in case somebody has put a named pipe there
+            # O_NONBLOCK in case somebody has created a named pipe there
             return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
             raise NotAvailable(
@@ -114,7 +114,7 @@ class MachineLock:
 
 
 def _holder(file: os.stat_result) -> str | None:
-    """Return the command and the id of the process that /proc/locks names for this file, None if it names none."""
+    """Return the command and the id of the process that locks this file according to /proc/locks, None without one."""
     wanted = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     for line in (text(Path("/proc/locks")) or "").splitlines():
         fields = line.split()
@@ -125,8 +125,8 @@ def _holder(file: os.stat_result) -> str | None:
 
 
 def _called(words: Sequence[str]) -> str:
-    """Return the beginning of a command line as a person typed it: without folders, and without Python before it."""
-    known = [without_credentials(word) for word in words]  # the service publishes it
+    """Return the beginning of a command line as typed by a person, without folders and without Python before it."""
+    known = [without_credentials(word) for word in words]  # without credentials, because the service publishes it
     names = [Path(word).name if word.startswith("/") else word for word in known]
     typed = names[1:] if names[0].startswith("python") and names[1:] else names
     line = " ".join(" ".join(typed).split())
@@ -134,7 +134,7 @@ def _called(words: Sequence[str]) -> str:
 
 
 def _doing(path: Path = ACTIVITY) -> str:
-    """Return what the service reports it is measuring; empty if it measures nothing or that has ended."""
+    """Return what the service reports that it is measuring; empty if that is nothing or has ended."""
     try:
         activity = msgspec.json.decode(text(path) or "", type=Activity)
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""How much CPU time other processes use, and what to do about it before a measurement."""
+"""Measures how much CPU time other processes use, and waits or asks before a measurement."""
 
 import os
 import select
@@ -11,20 +11,20 @@ from typing import TextIO
 
 from benchd.daemon.machine.ticker import show
 
-FOREIGN_CPUS = 0.25  # used by other processes; less than one CPU is enough to slow threads that wait for each other
+FOREIGN_CPUS = 0.25  # CPUs used by other processes; even a part of a CPU slows threads that wait for each other
 STEP_S, SAY_S = 1.0, 10.0
 LOOK_S = 0.2  # 20 ticks of CPU accounting
-ASKED_QUIET_S = 5.0  # how long the CPUs must be quiet for a user who chose to wait
+ASKED_QUIET_S = 5.0  # for how long the CPUs must be quiet if the user chose to wait
 QUESTION = "w: wait until the CPUs are quiet, g: go on, s: stop"
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a session waits for before it measures.
+    """The conditions that a session waits for before it measures.
 
-    If `waiting` is given, the session waits there until no other process measures on this machine, then until other
-    processes have left the CPUs alone for `quiet_s`. Otherwise it reports on `out` that the machine is busy, and asks
-    what to do if `answers` is a terminal.
+    If `waiting` is given, the session waits, reporting to it, until no other process is measuring on this machine, and
+    then until other processes have left the CPUs alone for `quiet_s`. Otherwise it reports to `out` that the machine is
+    busy, and asks what to do if `answers` is a terminal.
     """
 
     waiting: TextIO | None = None
@@ -79,9 +79,9 @@ def _answer(answers: TextIO, out: TextIO, wake: socket.socket) -> str:
 
 
 def wait_until_quiet(quiet_s: float, out: TextIO | None, is_over: Callable[[], bool]) -> None:
-    """Return once other processes have used at most FOREIGN_CPUS in each second of `quiet_s`, or once `is_over`.
+    """Return once other processes have used at most FOREIGN_CPUS in each second of `quiet_s`, or `is_over` is true.
 
-    `out` gets a line at the start, and every ten seconds while they use more.
+    A line is written to `out` at the start, and every ten seconds while they use more.
     """
     if quiet_s <= 0 or out is None:
         return

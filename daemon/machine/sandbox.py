@@ -1,4 +1,4 @@
-"""Which devices the installed unit blocks and by which option, and the service's status.
+"""Finds the devices that the installed unit blocks, with the blocking options, and the service's status.
 
 Reads the unit and its drop-ins in /etc/systemd/system as systemd does: each file adds to a list, and an empty value
 clears it. Sources: systemd.exec(5), systemd.resource-control(5).
@@ -18,8 +18,8 @@ from benchd.daemon.machine.sysfs import text
 
 NAME = "benchd.service"
 UNIT = f"etc/systemd/system/{NAME}"
-# what CUDA opens for a desktop GPU and for an integrated one (L4T 35 and 36), the WSL node, jtop's socket, and a CPU's
-# energy counters
+# files that CUDA opens for a desktop GPU and for an integrated one (L4T 35 and 36), the WSL node, jtop's socket, and a
+# CPU's energy counters
 WANTED = (
     "dev/nvidia[0-9]*",
     "dev/nvidiactl",
@@ -38,7 +38,7 @@ WANTED = (
     "run/jtop.sock",
     "sys/class/powercap/*/energy_uj",
 )
-READ_ALONE = ("nvmap", "energy_uj")  # by name; the rest also need write access
+READ_ALONE = ("nvmap", "energy_uj")  # names of files that are only read; all others also need write access
 YES = {"yes", "true", "1", "on"}
 ROOT = 0  # the service never joins this group
 Options = dict[str, list[str]]
@@ -62,7 +62,7 @@ def examine(root: Path = Path("/")) -> Iterator[Access]:
 
 
 def hidden(node: Path, root: Path = Path("/")) -> Access | None:
-    """Return the denied access to a device if an option of the installed unit hides it, else None."""
+    """Return the access to a device that an option of the installed unit hides, else None."""
     return _hidden(node, _options(root), _driver_names(root)) if (root / UNIT).exists() else None
 
 
@@ -92,7 +92,7 @@ def _options(root: Path) -> Options:
 
 
 def _driver_names(root: Path) -> dict[int, list[str]]:
-    """Return the driver names of each character device's major number, as DeviceAllow uses them."""
+    """Return the driver names for each major number of character devices, as used in DeviceAllow."""
     names: dict[int, list[str]] = {}
     for line in (text(root / "proc/devices") or "").partition("Block devices:")[0].splitlines()[1:]:
         if line.strip():
@@ -102,7 +102,7 @@ def _driver_names(root: Path) -> dict[int, list[str]]:
 
 
 def _hidden(path: Path, options: Options, names: dict[int, list[str]]) -> Access | None:
-    """Return the denied access if an option hides the node, whatever its mode."""
+    """Return the denied access if an option hides the node, regardless of the node's mode."""
     status = path.stat()
     if not stat.S_ISCHR(status.st_mode):
         return None

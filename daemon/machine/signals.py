@@ -38,10 +38,11 @@ def ending() -> tuple[signal.Signals, ...]:
 
 @contextmanager
 def as_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt once for any other signal that ends a run, so that child processes end too."""
+    """Raise KeyboardInterrupt once for any signal that ends a run, so that child processes end too."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)  # SIGHUP of a lost shell comes twice: from the kernel and from the shell
+        # when a shell is lost, SIGHUP arrives twice: from the kernel and from the shell
+        signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     old = {number: signal.signal(number, interrupt) for number in ending() if number != signal.SIGINT}

@@ -1,4 +1,4 @@
-"""Standard output and error without a reader, on a full disk or in an encoding that lacks a character.
+"""Keeps standard output and error working without a reader, on a full disk, or in an encoding that lacks a character.
 
 Output that cannot be written is discarded or escaped, and the work continues.
 """
@@ -13,7 +13,7 @@ from benchd.daemon.machine.ticker import Ticker
 
 STDOUT, STDERR = 1, 2
 ESCAPED = "benchd_escaped"
-"""Error handler for a character that the encoding lacks: escapes it as JSON does, so that JSON stays valid."""
+"""Error handler for a character that the encoding lacks: it is escaped as in JSON, so that JSON stays valid."""
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:
@@ -28,7 +28,7 @@ codecs.register_error(ESCAPED, _escaped)
 class Discarding(io.FileIO):
     """A standard stream that discards what can no longer be written, including output of children that inherit it.
 
-    A reader that goes away, such as `| head`, is not a failure; a full disk is, and sets `failure`.
+    A reader that ends, such as `| head`, is not a failure; a full disk is, and sets `failure`.
     """
 
     failure: str | None = None

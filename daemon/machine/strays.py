@@ -1,4 +1,4 @@
-"""Processes that left their parent's session: finds them by a mark in their inherited environment and kills them."""
+"""Kills processes that left their parent's session; a mark in their inherited environment identifies them."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 MARK = "BENCHD_PROCESS"
 END_S = 1.0
 AGAIN_S = 0.01
-# torch's process that removes the shared memory of ended processes and then exits by itself
+# torch's process that removes the shared memory of ended processes; it exits by itself
 KEPT = "torch_shm_manag"
 
 
@@ -22,7 +22,7 @@ def end(mark: str) -> None:
 
 def _kill(process: Path, wanted: bytes) -> bool:
     """Kill the process if it has the mark; return whether it had (False if it has already ended)."""
-    with suppress(OSError):  # another user's process, or one that has ended
+    with suppress(OSError):  # the process belongs to a different user, or has ended
         is_ours = wanted in (process / "environ").read_bytes().split(b"\0")
         if is_ours and (process / "comm").read_text().strip() != KEPT:
             os.kill(int(process.name), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Small files in /proc, /sys and /etc: read once, or kept open and read repeatedly."""
+"""Reads small files in /proc, /sys and /etc, once or, kept open, repeatedly."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ THOR_GPU = "gpu-gpc-0"
 def text(path: Path) -> str | None:
     """Return the file's text without surrounding whitespace and NUL bytes; None if it is missing or unreadable."""
     try:
-        # read_bytes returns None for EAGAIN, as from a thermal zone whose unit is powered off
+        # read_bytes returns None for EAGAIN, for example from the thermal zone of a unit that is powered off
         return (path.read_bytes() or b"").decode(errors="replace").strip("\0 \t\r\n") or None
     except OSError:
         return None
@@ -27,16 +27,16 @@ def number(path: Path) -> int | None:
 def cpufreq_policies(root: Path) -> list[Path]:
     """Return the folder of each group of CPUs that share a clock.
 
-    If a power mode turned off all CPUs of a group, its folder remains, with stale values or errors.
+    If a power mode has turned off all CPUs of a group, its folder remains, with stale values or errors.
     """
     policies = sorted((root / "sys/devices/system/cpu/cpufreq").glob("policy*"))
     return [policy for policy in policies if text(policy / "affected_cpus") or not (policy / "affected_cpus").exists()]
 
 
 def gpu_nodes(root: Path) -> list[Path]:
-    """Return the devfreq nodes of a Jetson's GPU, whose name after the address differs between L4T releases.
+    """Return the devfreq nodes of a Jetson's GPU; their names after the address differ between L4T releases.
 
-    A Thor has one node per clock domain, of which only that of the graphics clusters is returned.
+    A Thor has one node per clock domain; only that of the graphics clusters is returned.
     """
     nodes = sorted((root / GPU_CLOCKS).glob("*"))
     return [node for node in nodes if node.name.rpartition(".")[2] in ("ga10b", "gv11b", "gpu", THOR_GPU)]
@@ -69,7 +69,7 @@ class KernelFile:
             raise
 
     def read_all(self) -> bytes:
-        """Return the whole file, even if the kernel returns a file with many records a page at a time."""
+        """Return the whole file, even if the kernel delivers a file with many records one page at a time."""
         content = bytearray()
         while part := self.read(start=len(content)):
             content += part

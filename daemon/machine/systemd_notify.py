@@ -1,6 +1,6 @@
 """Reports the service to systemd: its state over NOTIFY_SOCKET, if set, and its log.
 
-Source: sd_notify(3). RELOADING includes the time that `Type=notify-reload` requires; older versions ignore it.
+Source: sd_notify(3). RELOADING includes the time, which `Type=notify-reload` requires and older versions ignore.
 """
 
 import os
@@ -40,7 +40,7 @@ class Notifier:
         self._send("STOPPING=1")
 
     def watchdog(self) -> None:
-        """Report that all parts are alive."""
+        """Report that all parts of the service are alive."""
         self._send("WATCHDOG=1")
 
     def status(self, line: str) -> None:
@@ -59,5 +59,5 @@ class Notifier:
 
 
 def _line(text: str) -> str:
-    """Return a single line of limited length: part may come from the network, and systemd would obey further lines."""
+    """Return a single line of limited length: systemd would obey further lines, and parts may come from the network."""
     return "".join(char if char.isprintable() else " " for char in text[:LINE_CHARS])

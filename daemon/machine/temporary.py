@@ -1,4 +1,4 @@
-"""The temporary folder of children with torch: the last child to end empties it, however it ended."""
+"""The temporary folder of children that use torch; it is emptied when the last child ends, for whatever reason."""
 
 import fcntl
 import os
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# kept for torch: compiled headers of inductor, which no setting puts into its cache, and the socket of the process that
+# kept for torch: inductor's compiled headers, which cannot be moved to its cache, and the socket of the process that
 # `strays` spares
 KEPT = "torch"
-# in bytes; socket paths are limited to 107, of which those of multiprocessing and torch use up to 33 for the name
+# in bytes; socket paths are limited to 107, of which multiprocessing and torch use up to 33 for the name
 LONGEST = 70
 
 
@@ -30,7 +30,7 @@ def shared(folder: Path) -> Iterator[None]:
 
 
 def variable(folder: Path) -> dict[str, str]:
-    """Return the environment variable that gives a child this folder, none if a socket path in it would be too long."""
+    """Return the environment variable that gives a child this folder; empty if socket paths in it would be too long."""
     path = str(folder.absolute())
     return {"TMPDIR": path} if len(os.fsencode(path)) <= LONGEST else {}
 

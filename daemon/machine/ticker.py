@@ -1,6 +1,6 @@
-"""The last line of a terminal while a command works, which shows that it is not hanging: what it does and for how long.
+"""Shows in the terminal's last line what a command is doing, and for how long, to prove that it is not hanging.
 
-Nothing is drawn while a case is timed, because drawing takes a CPU for a moment.
+Nothing is drawn while a case is timed, because drawing occupies a CPU for a moment.
 """
 
 import os
@@ -10,15 +10,15 @@ import time
 from typing import Any, TextIO
 
 TICK_S = 0.8
-PLAIN_COLUMNS = 80  # for a terminal that does not know its size
+PLAIN_COLUMNS = 80  # for a terminal of unknown size
 ERASE = b"\r\x1b[J"
 
 
 class Ticker:
     """Status lines at the bottom of the terminal with this descriptor, redrawn each second by a thread.
 
-    Any other output must be passed to `before` first, which erases them; in a child that draws none of its own, it
-    erases those of its parent.
+    Any other output must be passed to `before` first, which erases the status lines; in a child that does not draw its
+    own, those of its parent.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -74,7 +74,7 @@ class Ticker:
     def _write(self, data: bytes) -> bool:
         try:
             os.write(self._descriptor, data)
-        except OSError:  # the terminal has gone
+        except OSError:  # the terminal is gone
             self._ticks.clear()
             return False
         return True
@@ -87,7 +87,7 @@ def ticker_of(stream: TextIO | None) -> Ticker | None:
 
 
 def show(stream: TextIO, text: str, *, ticks: bool = True) -> bool:
-    """Show what is being done below all other lines of this stream; return whether the terminal supports that."""
+    """Show the current activity below all other lines of this stream; return whether the terminal supports that."""
     ticker = getattr(getattr(getattr(stream, "buffer", None), "raw", None), "ticker", None)
     if ticker:
         ticker.show(text, ticks=ticks)

@@ -1,4 +1,4 @@
-"""What this machine can measure and run; for what it cannot, the reason and the remedy.
+"""Finds out what this machine can measure and run, and otherwise the reason and the remedy.
 
 Torch is never imported here: a child process imports it and looks for CUDA, within a time limit.
 """
@@ -45,8 +45,8 @@ except Exception as error:
 print(json.dumps(facts))
 """
 NVIDIA_VENDOR = "0x10de"
-NOT_FOR_DOCTOR = "fake"  # plays back a script, and none is given here
-SYSTEM_PATH = ":/usr/sbin:/usr/local/sbin"  # not on every user's PATH
+NOT_FOR_DOCTOR = "fake"  # it plays back a script, and there is none here
+SYSTEM_PATH = ":/usr/sbin:/usr/local/sbin"  # folders that are not on every user's PATH
 
 REMEDIES = {
     "devfreq": "Jetson boards have it; there: sudo modprobe nvgpu, on a Thor nvidia",
@@ -57,13 +57,13 @@ REMEDIES = {
     "throttle": "Jetson boards have it; without it or nvml, throttling is not detected",
     "thermal": "virtual machines have no thermal zones",
 }
-ELSEWHERE = {"rapl": "Intel and AMD processors have it"}  # replaces the remedy on other processors
+ELSEWHERE = {"rapl": "Intel and AMD processors have it"}  # replaces the remedy on processors without it
 CPU_PAIR = "pip install --force-reinstall torch torchvision --index-url https://download.pytorch.org/whl/cpu"
-"""On x86-64 the torchvision on PyPI links torch's CUDA library, which a CPU-only torch lacks."""
+"""On x86-64, torchvision from PyPI is linked with torch's CUDA library, which a CPU-only torch lacks."""
 
 
 class Capability(Struct, frozen=True, rename={"remedy": "cure"}):
-    """The result of one check: `detail` describes it or says why it is unusable, `remedy` what to do."""
+    """The result of one check: `detail` describes what was checked, or why it is unusable, and `remedy` what to do."""
 
     name: str
     kind: Literal["board", "source", "runtime", "program", "device", "service"]
@@ -73,7 +73,7 @@ class Capability(Struct, frozen=True, rename={"remedy": "cure"}):
 
 
 class SelfCheck(Struct, frozen=True):
-    """The findings of `benchd selfcheck`: the file to attach to a bug report."""
+    """The findings of `benchd selfcheck`, stored in the file to attach to a bug report."""
 
     tool_version: str
     findings: list[SanityResult]
@@ -151,7 +151,7 @@ def _torch_and_cuda(root: Path, timeout_s: float) -> Iterator[Capability]:
 
 
 def _probe(timeout_s: float) -> tuple[dict[str, str | None] | None, str]:
-    """Return what a child reports about torch, or None and the reason."""
+    """Return a child's report about torch, or None and the reason."""
     if find_spec("torch") is None:
         return None, "not installed"
     command = interpreter.of_code(PROBE)
@@ -174,7 +174,7 @@ def _torchvision(facts: dict[str, str | None], root: Path) -> Capability:
 
 
 def _python_headers() -> Capability:
-    """Return whether Python.h, with which Triton compiles its launchers on a GPU, is installed."""
+    """Return whether Python.h is installed, which Triton needs to compile its launchers on a GPU."""
     path = Path(sysconfig.get_path("include"), "Python.h")
     if path.exists():
         return Capability("Python.h", "program", usable=True, detail=str(path))
@@ -204,7 +204,7 @@ def _driver_remedy(root: Path) -> str:
 
 
 def _package(package: Package, root: Path) -> Capability:
-    """Return whether a package is usable; if two distributions contain it, the later install overwrote the other."""
+    """Return whether a package is usable; if two distributions contain it, the later one overwrote the other."""
     name, installed = package.name, code.versions(*package.distributions)
     if len(installed) > 1:
         remedy = f"pip uninstall -y {' '.join(installed)}, then install the one you want"
@@ -225,7 +225,7 @@ def _program(name: str, command: str, remedy: str) -> Capability:
 
 
 def service(root: Path) -> Iterator[Capability]:
-    """Yield the service's status, including whether another machine has the same id and how to rename one of them."""
+    """Yield the service's status, including whether another machine has the same id, and how to rename one of them."""
     of_sandbox = sandbox.status(root)
     if of_sandbox:
         state, status = of_sandbox

@@ -1,4 +1,4 @@
-"""Nets from the Hugging Face Hub, as `hf:ORG/NAME`: a local folder or a cached snapshot, never a download."""
+"""Finds nets from the Hugging Face Hub, named `hf:ORG/NAME`, in local folders and cached snapshots; never downloads."""
 
 import importlib.util
 import os
@@ -19,7 +19,7 @@ def is_named(text: str) -> bool:
 
 
 def only(models: Iterable[object]) -> str | None:
-    """Return the net from the Hub if `models` contains its name, or a list with only its name; else None."""
+    """Return the net from the Hub if `models` is its name or a list with only its name, else None."""
     alone = (each[0] if isinstance(each, list) and len(each) == 1 else each for each in models)
     return next((each for each in alone if isinstance(each, str) and is_named(each)), None)
 

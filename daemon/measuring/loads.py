@@ -1,4 +1,4 @@
-"""The streams and the server load of a suite, and which combinations are invalid."""
+"""The streams and the server load of a suite, and checks for invalid combinations."""
 
 import math
 import re
@@ -14,8 +14,8 @@ LONGEST_MS = 1e9
 LEAST_PER_HOUR = 10
 MOST_QUEUED = 100_000
 MOST_STREAMS = 64
-CUDA_STREAMS = 32  # torch's pool: the 33rd stream is the first again (c10/cuda/CUDAStream.h)
-CAPTURES = 2  # per model in CUDA graphs, on CUDA streams of their own: cuBLAS keeps one workspace per stream
+CUDA_STREAMS = 32  # the size of torch's pool: the 33rd stream is the first one again (c10/cuda/CUDAStream.h)
+CAPTURES = 2  # per model in CUDA graphs, on separate CUDA streams, because cuBLAS keeps one workspace per stream
 LOWEST_PERCENTILE, HIGHEST_PERCENTILE = 50.0, 99.99
 
 
@@ -59,7 +59,7 @@ def _refuse_streams(suite: Suite) -> None:
 
 
 def _refuse_values(suite: Suite) -> None:
-    """Raise UsageError for a value out of range, shown unrounded, since a rounded one could be within range."""
+    """Raise UsageError for a value out of range, shown unrounded, because a rounded one might be within range."""
     for rate_hz in suite.rates_hz:
         if not 0 < rate_hz <= MOST_HZ:
             raise UsageError(f"--rate {rate_hz:.15g}: above 0 and at most {MOST_HZ:,.0f} requests per second")
@@ -97,7 +97,7 @@ def of(suite: Suite, scenario: Scenario) -> Sequence[Load | None]:
 
 
 def named(parts: dict[str, str]) -> dict[str, Any]:
-    """Remove the rate and the deadline from the parts of a case_id; return them as fields of a suite."""
+    """Remove the rate and the deadline from the parts of a case_id, and return them as fields of a suite."""
     settings: dict[str, Any] = {"deadline_ms": parts.pop("deadline")} if "deadline" in parts else {}
     rate = parts.pop("rate", None)
     if rate == "highest":

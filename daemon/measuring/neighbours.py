@@ -1,4 +1,4 @@
-"""A neighbour: another case in its own process that runs from before the measured one warms up until it ends."""
+"""A neighbour: a case in a separate process that runs from before the measured case warms up until that ends."""
 
 import time
 from array import array
@@ -17,7 +17,7 @@ END_S = 60.0
 
 
 def accompanied(session: Session, job: Job, measured: Callable[[int], Outcome]) -> Outcome:
-    """Return the outcome of `measured`, called with the neighbour's pid; failed if the neighbour ended early."""
+    """Call `measured` with the neighbour's pid and return its outcome, or a failure if the neighbour ended early."""
     with Worker(job, session.output / "logs" / f"{job.raw_name}.log") as worker:
         ended = _until(session, worker, "measure")
         if ended is None:

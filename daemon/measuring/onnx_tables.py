@@ -1,4 +1,4 @@
-"""The range of integers that an ONNX file's inputs may hold: the rows of the tables they index, from its graph."""
+"""Finds the valid range of an ONNX file's integer inputs: the rows of the tables that they index, from its graph."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import onnx
 from onnx import NodeProto, TensorProto, inliner, numpy_helper
 
-# operators that keep the meaning of a number
+# operators that do not change the meaning of a number
 _SAME_NAMES = (
     "Cast Clip Concat Expand Flatten Gather GatherElements GatherND Identity Max Min Pad Reshape ReverseSequence "
     "Slice Split Squeeze Tile Transpose Unsqueeze Where"
@@ -25,23 +25,23 @@ _RECURRENT, _LENGTHS = ("GRU", "LSTM", "RNN"), 4
 
 
 def rows(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return the first and last number of each of these inputs that keeps all its indices within their tables.
+    """Return, for each of these inputs, the first and last number that keep all its indices within their tables.
 
-    Inputs that index nothing are left out.
+    Inputs that do not index a table are left out.
     """
     model = inliner.inline_local_functions(model) if model.functions else model
     return _Graph(model, names).ranges
 
 
 class _Index(NamedTuple):
-    """A followed integer: the sum of inputs, each times a factor, plus a constant."""
+    """An integer in the graph, as a sum of inputs, each times a factor, plus a constant."""
 
     factors: Mapping[str, int]
     constant: int = 0
 
 
 class _Graph:
-    """Follows integers from the inputs to the tables they index."""
+    """Traces integers from the inputs to the tables that they index."""
 
     def __init__(self, model: onnx.ModelProto, names: Sequence[str]) -> None:
         self.ranges: dict[str, tuple[int, int]] = {}
@@ -58,7 +58,7 @@ class _Graph:
             self._follow(node)
 
     def _indices(self, node: NodeProto) -> Iterator[tuple[str, int]]:
-        """Yield the followed indices that a node reads, each with the size of its table."""
+        """Yield the traced indices that a node reads, each with the size of its table."""
         if node.op_type == "OneHot" and node.input[0] in self._followed and node.input[1] in self._stored:
             yield node.input[0], int(self._largest(node.input[1]))
         if node.op_type in ("GatherND", "ScatterND") and node.input[1] in self._followed:
@@ -74,7 +74,7 @@ class _Graph:
                 yield node.input[index], shape[axis]
 
     def _lengths(self, node: NodeProto) -> Iterator[tuple[str, int]]:
-        """Yield the followed sequence lengths that a node reads, each with the number of steps available."""
+        """Yield the traced sequence lengths that a node reads, each with the number of available steps."""
         if node.op_type in _RECURRENT and len(node.input) > _LENGTHS and node.input[_LENGTHS] in self._followed:
             steps = self._shape(node.input[0])[:1]
             if steps and steps[0]:
@@ -106,14 +106,15 @@ class _Graph:
         elif node.op_type == "Mul":
             if others and first.factors.keys() & others[0].factors.keys():  # a mask multiplied by itself
                 return
-            made = first if others else _times(first, max(1, self._constant(node.input)))  # or by a mask of 0 and 1
+            # otherwise multiplied by a mask of 0 and 1
+            made = first if others else _times(first, max(1, self._constant(node.input)))
         elif node.op_type == "CumSum":
             made = _times(first, self._length(node))
         if all(factor > 0 for factor in made.factors.values()):
             self._followed |= dict.fromkeys(node.output, made)
 
     def _length(self, node: NodeProto) -> int:
-        """Return how many numbers a CumSum adds up, 0 if the file does not say."""
+        """Return how many numbers a CumSum adds up, 0 if that is not in the file."""
         axis, sizes = self._stored.get(node.input[1]), self._shape(node.input[0])
         return sizes[int(numpy_helper.to_array(axis).item())] if axis is not None and sizes else 0
 
@@ -122,7 +123,7 @@ class _Graph:
         return sum(self._largest(name) for name in names if name not in self._followed)
 
     def _largest(self, name: str) -> int:
-        """Return the largest number in a stored tensor, or in a followed one if all inputs are 1; otherwise 0."""
+        """Return the largest number in a stored tensor, or in a traced one if all inputs are 1; otherwise 0."""
         if name in self._followed:
             index = self._followed[name]
             return sum(index.factors.values()) + index.constant

@@ -1,8 +1,9 @@
-"""`benchd compare --live`: two cases, or one case in two installations, in alternating fresh processes; and A/A.
+"""`benchd compare --live` and `--aa`: compares two cases, or two installations, in alternating fresh processes.
 
-The order within each pair is random. Successive processes are correlated, and a fixed order such as A B B A turns that
-noise into bias: identical code is then found different more often than the looks allow. On a CPU, both processes of a
-pair measure alternating blocks on the same CPUs, so whatever slows down the machine for a moment affects both.
+The order within each pair is random. Successive processes are correlated, and a fixed order such as A B B A would turn
+that noise into bias: identical code would be found different more often than the error rate allows. On a CPU, both
+processes of a pair measure alternating blocks on the same CPUs, so that anything that briefly slows the machine affects
+both.
 """
 
 import os
@@ -36,12 +37,12 @@ from benchd.daemon.verdicts.statistics import STOP_RULES, StopRule
 
 T = TypeVar("T")
 Decide = Callable[[Sequence[float]], Verdict | None]
-"""Returns the verdict after pairs with these ratios (B divided by A), or None to ask for another pair."""
+"""Returns the verdict based on the ratios of these pairs (B divided by A), or None to request another pair."""
 
 SHORT = StopRule(5, 1, 0.25, 1.25, None)
 INTERLEAVED = interleaved_rule(0.8)
 WARM_UP_CAP_S = 0.1
-"""Replaces the preset's for interleaved processes of the same case: a longer drift affects both equally."""
+"""Replaces the preset's cap for interleaved processes of the same case, because a longer drift affects both equally."""
 
 _VERSIONS = """
 import importlib.metadata, json, sys
@@ -53,11 +54,11 @@ print(json.dumps({name: installed[name] for name in names if name in installed})
 
 @dataclass(frozen=True)
 class Request:
-    """What to compare, and how. `pairs` fixes the number of pairs; None means looks after 7, 11 and 15.
+    """A requested comparison. `pairs` fixes the number of pairs; None means interim analyses after 7, 11 and 15.
 
-    It is one of `comparisons` comparisons, which share the error. `layers` also requests a profile from each process.
-    `pythons`, `variables`, `one_input` (see `Compare`) and `modules` (the user's modules or ONNX files) have one entry
-    for both sides or one per side; with `modules`, the cases omit the model: `eager,b4`.
+    It is one of `comparisons` comparisons that share the error rate. `layers` also requests a profile from each
+    process. `pythons`, `variables`, `one_input` (see `Compare`) and `modules` (the user's modules or ONNX files) have
+    one entry for both sides or one per side; with `modules`, the cases omit the model: `eager,b4`.
     """
 
     cases: list[str]
@@ -107,11 +108,11 @@ def compare(
 ) -> tuple[Comparison, int]:
     """Measure both planned sides alternately until there is a verdict; return it and the measurement's exit code.
 
-    `decide` replaces the rule given by the request.
+    `decide` replaces the request's own rule.
 
     The code is 0, 2 for a usage error, 1 if a process failed, 7 if a side cannot run here, or 130 after an interrupt;
-    the caller adds the verdict's. The session's sinks get both records, however the measurement ends, and the noise
-    floor gets the effect of an A/A comparison.
+    the caller adds the verdict's code. However the measurement ends, the session's sinks get both records; the effect
+    of an A/A comparison is added to the noise floor.
     """
     supervisor = Supervisor(session, planned)
     sides = _sides(request, supervisor)
@@ -166,7 +167,7 @@ def _both(given: Sequence[T]) -> list[T]:
 
 
 def _called(entry: Planned, python: str, request: Request) -> str:
-    """Return the case id with whatever else distinguishes the sides."""
+    """Return the case id, followed by any other differences between the sides."""
     words, paths = [entry.case.case_id], {module.path for module in request.modules}
     words += [f"of {os.path.relpath(entry.own.path)}"] if isinstance(entry.own, UserModule) and len(paths) > 1 else []
     words += [f"by {python}"] if len(set(request.pythons)) > 1 else []
@@ -190,16 +191,16 @@ def _planned(
 
 
 def _short(entry: Planned) -> Planned:
-    """Return the entry with short processes, unless the user chose how long each measures.
+    """Return the entry with shorter processes, unless the user chose how long each of them measures.
 
-    The verdict depends on the variation between processes, which longer processes do not reveal.
+    The verdict depends on the variation between processes, about which longer processes reveal nothing.
     """
     is_chosen = entry.case.scenario not in PLAIN or entry.limits.rule != STOP_RULES["quick"]
     return entry if is_chosen else replace(entry, limits=msgspec.structs.replace(entry.limits, rule=SHORT))
 
 
 def _under(python: str, run: RunHeader) -> RunHeader:
-    """Return the run with the versions installed for this interpreter."""
+    """Return the run's header with the versions installed for this interpreter."""
     if python == sys.executable:
         return run
     described = msgspec.structs.replace(run.environment, versions=_versions(python))
@@ -209,7 +210,7 @@ def _under(python: str, run: RunHeader) -> RunHeader:
 
 @cache
 def _versions(python: str) -> dict[str, str]:
-    """Return the versions installed for another interpreter; raise UsageError if they cannot be read."""
+    """Return the versions installed for a different interpreter; raise UsageError if they cannot be read."""
     command = interpreter.of_code(_VERSIONS, *environment.DISTRIBUTIONS, python=python)
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
@@ -233,7 +234,7 @@ def _alternate(
     with supervisor.session.measuring(ending()):
         started = time.monotonic()
         for side in sides:
-            side.run_id = RunId.new()  # the time it waited does not count
+            side.run_id = RunId.new()  # dated now, because the time spent waiting does not count
         if _can_interleave(sides, supervisor):
             _interleave(sides)
         decide = decide or partial(
@@ -255,13 +256,13 @@ def _alternate(
 
 
 def _can_interleave(sides: Sequence[Side], supervisor: Supervisor) -> bool:
-    """Return whether the blocks of a pair can alternate, and the user did not choose how long each process measures."""
+    """Return whether the blocks of a pair can alternate; not if the user chose how long each process measures."""
     is_short = all(side.planned.limits.rule == SHORT for side in sides)
     return is_short and supervisor.can_interleave([side.planned for side in sides])
 
 
 def _interleave(sides: Sequence[Side]) -> None:
-    """Make the sides alternate, with a short warm-up if both have the same case and the user set no warm-up."""
+    """Make the sides alternate, with a short warm-up if both have the same case and the user did not set one."""
     is_one_case = len({side.planned.case.case_id for side in sides}) == 1
     for side in sides:
         limits = msgspec.structs.replace(side.planned.limits, rule=INTERLEAVED)
@@ -271,7 +272,7 @@ def _interleave(sides: Sequence[Side]) -> None:
 
 
 def _min_effect(sides: Sequence[Side], request: Request, device: str, err: TextIO) -> float:
-    """Return the smallest effect that counts; print a line for each noise floor that raises it."""
+    """Return the smallest relevant effect; print a line for each noise floor that raises it."""
     floors = noise_floor.of_device(sides[0].run.device_id, device, interleaved=sides[0].is_interleaved)
     case_ids = [side.planned.case.case_id for side in sides]
     noise_floor.report(floors, case_ids, request.min_effect, err)
@@ -311,7 +312,7 @@ def _tell(sides: Sequence[Side], ratios: Sequence[float], pairs: int | None, ela
 
 
 def _add_to_noise_floor(verdict: Verdict, side: Side, failures: list[str]) -> None:
-    """Store the effect of an A/A comparison; if that fails, add the reason to `failures` and keep the verdict."""
+    """Store the effect of an A/A comparison; if that fails, only add the reason to `failures`: the verdict holds."""
     effect = noise_floor.AaEffect(
         device_id=side.run.device_id,
         device=side.run.environment.device,

@@ -1,4 +1,4 @@
-"""The cases and limits that a command line or a configuration describes, and why a case cannot run here."""
+"""Expands a command line or a configuration into cases and limits, and finds the reasons why a case cannot run here."""
 
 import errno
 import importlib.util
@@ -54,7 +54,7 @@ PRESETS = {
 }
 DEFAULT_MODELS = tuple(name for name, model in catalog.MODELS.items() if model.is_planned)
 START_S = 15.0  # spawn, import, build and check of one process, measured on two cores
-GPU_NODES = ("dev/nvidiactl", "dev/nvmap")  # of a desktop driver and of a Tegra
+GPU_NODES = ("dev/nvidiactl", "dev/nvmap")  # device nodes of the desktop driver and of a Tegra
 NOT_ITS_DEVICE = 'the suite has device = "cuda", but this run is on the CPU (no visible NVIDIA GPU, or --device cpu)'
 OWN_REFERENCE = "the reference of an ONNX file is its own run in ONNX Runtime"
 MAX_BATCH_SIZE = 2**20
@@ -64,14 +64,14 @@ OFFLINE_BATCH_SIZES = [1, 4, 16, 64]
 SEARCHED_BATCH_SIZES = [2**power for power in range(11)]
 SUSTAINED_S = 600.0
 COLD_STARTS = 5
-LEAST_RISE = 0.02  # the gain in throughput that makes a search double the batch again
-MEMORY_SHARE = 0.8  # of memory, the limit for twice the peak: beyond it the kernel kills processes, and not only ours
-POOL_IMAGES = 256  # used for accuracy if data and weights are given without a number
+LEAST_RISE = 0.02  # gain in throughput required to double the batch again
+MEMORY_SHARE = 0.8  # limit for twice the peak, as a share of memory: beyond it, the kernel may kill other processes too
+POOL_IMAGES = 256  # number of images for accuracy if data and weights are given without a number
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a plan needs to know about the machine, without torch; `packages` are the usable ones of PACKAGES."""
+    """The machine's properties that a plan depends on, found without torch; `packages` are the usable PACKAGES."""
 
     device: str
     has_cxx: bool
@@ -90,7 +90,7 @@ class Planned:
     """A case of the plan. `reason` says why it cannot run here; `by_name` is set if its variant was requested by name.
 
     `is_searched` is set if its batch size is part of a search, which ends when the throughput stops rising. `beside` is
-    the plan of its neighbour.
+    its planned neighbour.
     """
 
     case: Case
@@ -107,7 +107,8 @@ class Planned:
     def seconds(self) -> float:
         """Return about how long the case takes on two cores.
 
-        It excludes accuracy, which depends on the data, and the requests that a search needs for its percentile.
+        The estimate excludes accuracy, which depends on the data, and the requests that a search needs for its
+        percentile.
         """
         runs = CONFIRMATIONS + MOST_TRIALS * TRIAL_SHARE if self.searched_percentile else 1
         one = (START_S + self.limits.warm_up_cap_s) * (2 if self.beside else 1) + self.limits.rule.cap_s * runs
@@ -115,7 +116,7 @@ class Planned:
 
     @property
     def searched_percentile(self) -> float | None:
-        """Return the percentile for which a server's highest rate is searched, None without a search."""
+        """Return the percentile to be met in the search for a server's highest rate, None without a search."""
         load = self.case.load
         return load.percentile if load and load.rate_hz is None else None
 
@@ -141,16 +142,16 @@ def inspect(device: str) -> Machine:
 def has_gpu(root: Path = Path("/")) -> bool:
     """Return whether this machine has an NVIDIA GPU with a driver, even if this process may not open it.
 
-    A closed GPU counts: its cases report that it is closed, whereas falling back to the CPU would be silent.
+    A closed GPU counts: its cases then report the reason, whereas a fallback to the CPU would be silent.
     """
     return closed_gpu(root) is not None or any(_refusal(root / node) is None for node in GPU_NODES)
 
 
 def closed_gpu(root: Path = Path("/")) -> str | None:
-    """Return why this process may not open the machine's GPU and what to do; None if it may or there is none."""
+    """Return why this process may not open the machine's GPU and what to do; None if it may, or without a GPU."""
     for node in GPU_NODES:
         refusal = _refusal(root / node)
-        if refusal == errno.EPERM:  # returned only by the device rule of a unit or a container
+        if refusal == errno.EPERM:  # only the device rules of a unit or a container cause this error
             unit = sandbox.hidden(root / node, root)
             rule = f"{unit.reason}; `sudo systemctl edit benchd`: {unit.remedy}" if unit else "a device rule closes it"
             return f"/{node} cannot be opened: {rule}"
@@ -162,7 +163,7 @@ def closed_gpu(root: Path = Path("/")) -> str | None:
 
 
 def _refusal(node: Path) -> int | None:
-    """Return the errno from opening a node for reading, None if it opens."""
+    """Return the errno after opening a node for reading, None on success."""
     try:
         os.close(os.open(node, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
@@ -171,7 +172,7 @@ def _refusal(node: Path) -> int | None:
 
 
 def has_missed_gpu(machine: Machine, root: Path = Path("/")) -> bool:
-    """Return whether `inspect` may now find more about a GPU whose driver was not ready; never for an open Tegra."""
+    """Return whether `inspect` might now find a GPU whose driver was not ready before; false for an open Tegra."""
     if machine.device == "cpu":
         return has_gpu(root)
     if machine.closed_gpu:
@@ -189,14 +190,14 @@ def plan(
 ) -> list[Planned]:
     """Return the cases of all suites, each once; raise UsageError for an unknown name or value, or a duplicate case_id.
 
-    With the weights "demo", a case has the options of its model's trained weights. With `search`, an offline case
-    without batch sizes doubles the batch while that raises the throughput.
+    With the weights "demo", a case gets the options that its model was trained with. With `search`, an offline case
+    without batch sizes doubles the batch as long as that raises the throughput.
     """
     planned: dict[str, tuple[str, Planned]] = {}
     for number, suite in enumerate(suites or [Suite()], 1):
         this = suite.name or str(number)
         for entry in _cases(suite, limits, machine, own, search):
-            encoded((entry.own, entry.inputs))  # raises for a path that cannot be sent to a worker
+            encoded((entry.own, entry.inputs))  # raises UsageError for a path that cannot be sent to a worker
             other, first = planned.setdefault(entry.case.case_id, (this, entry))
             if _reads(first) != _reads(entry):
                 raise UsageError(
@@ -209,7 +210,7 @@ def plan(
 
 
 def _reads(planned: Planned) -> tuple[UserModel | None, Inputs]:
-    """Return what a case reads that its case_id does not show."""
+    """Return a case's weights and inputs, which are not part of its case_id."""
     variant = planned.case.variant
     calibration = planned.inputs.calibration if variant.precision == "int8" and variant.kernels == "torch" else None
     return planned.own, msgspec.structs.replace(planned.inputs, accuracy=None, calibration=calibration)
@@ -226,7 +227,7 @@ def refuse_unknown(model: str) -> None:
 
 
 def again(record: Record) -> dict[str, Any]:
-    """Return the fields of a suite that measures a record's case again; files are looked up in the current folder."""
+    """Return the fields of a suite that repeats a record's case; files are looked up in the current folder."""
     case, own, load, inputs = record.case, record.own, record.case.load, record.inputs
     fields: dict[str, Any] = {
         "variants": [case.variant.name],
@@ -288,7 +289,7 @@ def suite_of(case_id: str, preset: str) -> Suite:
 
 
 def kind_of(part: str) -> str:
-    """Return what a part of a case_id after the model sets: a field of a Suite, or the name of an option."""
+    """Return what a part of a case_id stands for, after the model: a field of a Suite, or an option's name."""
     if "=" in part:
         return part.partition("=")[0]
     if part in DIRECTIONS:
@@ -299,7 +300,7 @@ def kind_of(part: str) -> str:
 
 
 def _limits(suite: Suite, config: LimitsConfig) -> Limits:
-    """Return the preset's limits as changed by the configuration and by the suite's number of processes."""
+    """Return the preset's limits, modified by the configuration and the suite's number of processes."""
     if suite.preset not in PRESETS:
         raise unknown("preset", suite.preset, PRESETS)
     if suite.processes is not None and not 1 <= suite.processes <= MAX_PROCESSES:
@@ -309,7 +310,7 @@ def _limits(suite: Suite, config: LimitsConfig) -> Limits:
 
 
 def limited(preset: Limits, config: LimitsConfig) -> Limits:
-    """Return the preset's limits as changed by the configuration; on a Jetson, engine builds may take longer."""
+    """Return the preset's limits, modified by the configuration; on a Jetson, engine builds may take longer."""
     preset = msgspec.structs.replace(preset, build_deadline_s=TEGRA_BUILD_S) if is_tegra() else preset
     given = {name: value for name, value in msgspec.structs.asdict(config).items() if value is not None}
     rule = msgspec.structs.replace(preset.rule, cap_s=given.pop("measure_cap_s", preset.rule.cap_s))
@@ -317,7 +318,7 @@ def limited(preset: Limits, config: LimitsConfig) -> Limits:
 
 
 def _of_scenario(limits: Limits, case: Case, suite: Suite, config: LimitsConfig) -> Limits:
-    """Return the limits of a case: a sustained run is one long process, a cold start one run per process.
+    """Return a case's limits: a sustained run is one long process, and a cold start has one run per process.
 
     A server runs until there are enough requests for its percentile.
     """
@@ -429,7 +430,7 @@ def _refuse_weights(suite: Suite, models: Sequence[str], own: UserModel | None) 
 
 
 def _inputs(suite: Suite, case: Case, own: UserModel | None) -> Inputs:
-    """Return the inputs of a case: the suite's, completed by the model's own defaults."""
+    """Return a case's inputs: those of the suite, with the model's defaults filled in."""
     if own:
         weights, data = None if suite.weights == demo.RANDOM else suite.weights, suite.data
     else:
@@ -446,9 +447,9 @@ def _inputs(suite: Suite, case: Case, own: UserModel | None) -> Inputs:
 
 
 def _accuracy(suite: Suite, weights: str | None, data: str | None, own: UserModel | None) -> ImageCount | None:
-    """Return the number of images for accuracy: as requested, otherwise a pool if accuracy would be meaningful.
+    """Return the number of images for accuracy: as requested, otherwise POOL_IMAGES if accuracy would be meaningful.
 
-    Raises UsageError if it would not be: without images, or for a catalogued model with random weights.
+    Raises UsageError if requested accuracy is not: without images, or for a catalogued model with random weights.
     """
     if suite.metric and not (suite.samples or data):
         raise UsageError("--metric needs targets: also give --inputs FILE with an array `targets`, or --data")
@@ -480,7 +481,7 @@ def refuse_absent_images(planned: Sequence[Planned], max_accuracy_drop: float | 
 
 
 def _of_suite(suite: Suite) -> UserModel | None:
-    """Return the user's own model that a configuration gives instead of models."""
+    """Return the user's own model that a suite names instead of `models`."""
     if named := next(filter(hub.is_named, suite.models), None):
         if suite.models[1:]:
             raise UsageError(f"{named}: a net from the Hub must be the only model; give just that one")
@@ -504,7 +505,7 @@ def _threads(suite: Suite) -> Sequence[int | None]:
 
 
 def _variants(suite: Suite, model: str, machine: Machine, own: UserModel | None) -> list[tuple[Variant, Direction]]:
-    """Return the variants of a model to run: those requested, otherwise the preset's choice for this machine."""
+    """Return the variants of a model to run: the requested ones, otherwise the preset's choice for this machine."""
     directions = suite.directions or list(DIRECTIONS[:1])
     if suite.variants:
         variants = [Variant.parse(name) for name in suite.variants]
@@ -520,7 +521,7 @@ def _variants(suite: Suite, model: str, machine: Machine, own: UserModel | None)
 
 
 def _own_variants(own: UserModel | None, machine: Machine) -> list[str]:
-    """Return the variants that ship most often for a model without our kernels.
+    """Return the variants that are most often shipped for a model without our kernels.
 
     A variant that cannot run here stays, so that its row reports what is missing.
     """
@@ -532,7 +533,7 @@ def _own_variants(own: UserModel | None, machine: Machine) -> list[str]:
 
 
 def _module_variants(suite: Suite, model: str, machine: Machine) -> list[str]:
-    """Return the variants worth their time: for quick those that ship most often, otherwise all that can run here."""
+    """Return the variants worth measuring: for quick those most often shipped, otherwise all that can run here."""
     on_gpu, whole = machine.device == "cuda", suite.preset != "quick"
     has_custom = machine.device in catalog.entry(model).custom_kernels
     has_triton = "triton" in machine.packages
@@ -567,7 +568,7 @@ def _batch_sizes(suite: Suite, model: str, own: UserModel | None, scenario: Scen
 
 
 def _options(suite: Suite, model: str, own: UserModel | None) -> list[dict[str, OptionValue]]:
-    """Return every combination of those options that this model has, without default values."""
+    """Return every combination of the options that this model has, without default values."""
     entry = entry_of(model, own)
     if entry is None:
         return [{}]
@@ -585,7 +586,7 @@ def _options(suite: Suite, model: str, own: UserModel | None) -> list[dict[str, 
 
 
 def _refuse_unknown_options(suite: Suite, models: Sequence[str], own: UserModel | None) -> None:
-    """Raise UsageError for an option that no model has; a model without it ignores it."""
+    """Raise UsageError for an option that none of the models has; models that lack an option ignore it."""
     entries = [entry for model in models if (entry := entry_of(model, own))]
     if suite.options and not entries:
         raise UsageError(f"option {next(iter(suite.options))!r}: your own model has no options")
@@ -643,7 +644,8 @@ def _of_int8(case: Case, machine: Machine, *, user_onnx: bool) -> Iterator[str]:
         if lacks := _lacks("torchao", machine):
             yield f"int8 within PyTorch: {lacks}, or use onnxruntime-int8"
     is_by_cuda = (variant.backend, variant.precision, device) == ("onnxruntime", "int8", "cuda")
-    if is_by_cuda and case.provider != "tensorrt" and not user_onnx:  # it may use integer operators that CUDA has
+    # a user's file may use integer operators that CUDA supports
+    if is_by_cuda and case.provider != "tensorrt" and not user_onnx:
         other = "use tensorrt-int8, or onnxruntime-int8 with --provider tensorrt"
         yield f"ONNX Runtime has no int8 kernels for CUDA: {other}"
 
@@ -703,10 +705,10 @@ def cannot_run(machine: Machine) -> dict[str, list[str]]:
 
 
 def in_rounds(planned: Sequence[Planned]) -> list[list[Planned]]:
-    """Return the cases grouped by the rounds they are measured in: cases of several processes that compete.
+    """Return the cases in groups: competing cases with several processes are measured together, in rounds.
 
-    They differ only in the variant or, in `offline`, in the batch size as well. A searched batch depends on the
-    previous one and is on its own.
+    Competing cases differ only in the variant or, for `offline`, also in the batch size. A searched batch depends on
+    the previous one, and is a group by itself.
     """
     groups: dict[object, list[Planned]] = {}
     for place, entry in enumerate(planned):
@@ -731,9 +733,10 @@ def search_is_over(case: Case, measured: Sequence[Record]) -> bool:
         return True
     peak_bytes: float = last.memory.rss_peak_bytes
     if last.environment.is_tegra and last.environment.device == "cuda":  # a Jetson's GPU shares the CPU's memory
-        of_all = last.telemetry.get("nvmap_used_bytes")  # only root can read the share of ONNX Runtime and TensorRT
+        # the memory of all processes: only root can read the part of ONNX Runtime and TensorRT
+        of_all = last.telemetry.get("nvmap_used_bytes")
         peak_bytes += last.memory.device_peak_bytes or (of_all.maximum if of_all else 0)
-    limits = re.findall(r"\d+", last.environment.system.get("memory_limit", ""))  # a container's
+    limits = re.findall(r"\d+", last.environment.system.get("memory_limit", ""))  # the limit of a container
     if 2 * peak_bytes > MEMORY_SHARE * min([last.environment.memory_bytes, *map(int, limits)]):
         return True
     best = max((record.throughput_per_s or 0.0 for record in before), default=0.0)

@@ -1,7 +1,8 @@
 """Runs a command in each of a Jetson's power modes, then restores the original mode.
 
-The modes and their names come from nvpmodel's file. Only switching needs root: the command runs as the user who called
-sudo. A mode that needs a reboot is skipped with a message; nvpmodel asks before it reboots, and the answer is no.
+The modes and their names come from nvpmodel's file. Only switching requires root: the command runs as the user who
+called sudo. A mode that needs a reboot is skipped with a message; nvpmodel asks before it reboots, and the answer is
+no.
 """
 
 import os
@@ -25,7 +26,7 @@ CONFIGURATION = Path("etc/nvpmodel.conf")
 TOOL_TIMEOUT_S = 60.0
 IN_FORCE_TIMEOUT_S = 15.0
 POLL_S = 0.2
-WANTS_REBOOT = "Reboot required"  # the wording of nvpmodel in L4T 35 to 38
+WANTS_REBOOT = "Reboot required"  # nvpmodel's wording in L4T 35 to 38
 
 _MODEL = re.compile(r"^\s*<\s*POWER_MODEL\b([^>]*)>", re.MULTILINE)
 _WATTS = re.compile(r"(\d+)W")
@@ -43,9 +44,9 @@ class Mode:
 def run(modes: Sequence[str], command: Sequence[str], out: TextIO, root: Path = Path("/"), made: str = "") -> int:
     """Run `command`, with `{mode}` replaced by the mode's name, in each of the modes; return their combined exit code.
 
-    A mode is skipped if its file `made`, a path that may contain `{mode}`, already exists. The original mode is
-    restored when this returns or raises. Raises UsageError for a mode that the board lacks or if none is left, and
-    NotAvailable if nvpmodel is absent or fails.
+    A mode is skipped if `made`, a path that may contain `{mode}`, already exists. The original mode is restored when
+    this returns or raises. Raises UsageError for a mode that the board lacks or if no mode is left, and NotAvailable if
+    nvpmodel is absent or fails.
     """
     chosen = _chosen(modes, read_modes(root))
     there = {mode: path for mode in chosen if (path := Path(_of(mode, made))).is_file()}
@@ -75,14 +76,14 @@ def read_modes(root: Path = Path("/")) -> list[Mode]:
 
 
 def fastest(modes: Sequence[Mode]) -> Mode | None:
-    """Return a board's fastest mode judging by the names: unlimited, or the most watts; None if there are no modes."""
+    """Return a board's fastest mode, judging by the names: unlimited, else with the most watts; None without modes."""
     watts = {mode: int(match[1]) for mode in modes if (match := _WATTS.search(mode.name))}
     unlimited = [mode for name in ("MAXN_SUPER", "MAXN") for mode in modes if mode.name == name]
     return unlimited[0] if unlimited else max(watts, key=lambda mode: watts[mode], default=None)
 
 
 def _chosen(names: Sequence[str], modes: Sequence[Mode]) -> list[Mode]:
-    """Return the modes with these names; `15W` also matches MODE_15W, its name on AGX Orin."""
+    """Return the modes with these names; `15W` also matches MODE_15W, as it is called on AGX Orin."""
     by_name = {mode.name.removeprefix("MODE_"): mode for mode in modes} | {mode.name: mode for mode in modes}
     for name in names:
         if name not in by_name:
@@ -138,7 +139,7 @@ class _Sweep:
     def say(self, line: str) -> None:
         """Write a line, marked as ours."""
         self._out.write(f"power modes: {line}\n")
-        self._out.flush()  # before the child's output
+        self._out.flush()  # so that it precedes the child's output
 
 
 def current() -> Mode:

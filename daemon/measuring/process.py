@@ -1,4 +1,4 @@
-"""A child process with torch: spawn it, read its JSON lines, enforce its deadlines, end it, and report how it ended."""
+"""Child processes with torch: spawns them, reads their JSON lines, enforces deadlines, and reports how they ended."""
 
 import os
 import signal
@@ -18,19 +18,20 @@ from benchd.daemon.machine.lines import Lines, Rubbish
 from benchd.daemon.measuring.protocol import Job, Message, Outcome, Stage, StageName, encoded, unmeasured
 from benchd.daemon.records import Status
 
-# Allocating fresh memory for every result costs more in page faults than the arithmetic, so the heap is kept.
+# The heap is kept, because fresh memory for every result would cost more in page faults than the arithmetic.
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30)}
 TERMINATE_GRACE_S = 1.0
-FIRST_TO_KILL = "500"  # of 1000: if memory runs out, the kernel kills the worker, even if its size excludes GPU memory
+# out of 1000: if memory runs out, the kernel kills the worker first, although its size may exclude GPU memory
+FIRST_TO_KILL = "500"
 EXIT_GRACE_S = 10.0
 SUSPEND_S = 5.0
 SUSPEND_LOOK_S = 0.0001
-SUSPEND_LOOKS = 1000  # before the signal is sent again
+SUSPEND_LOOKS = 1000  # number of looks after which the signal is sent again
 STDERR = 2
 LOG_BYTES = 2**24
 CUT = b"This log exceeded 16 MiB. Everything before this line was deleted.\n"
 KILLED = "the worker was killed by SIGKILL, as happens when memory runs out,"
-# the broker's password and systemd's socket are for the service only: a worker runs the code of models
+# the broker's password and systemd's socket are for the service only, because a worker runs models' code
 WITHHELD = {"BENCHD_MQTT_PASSWORD", "CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"}
 
 T = TypeVar("T")
@@ -40,8 +41,8 @@ C = TypeVar("C", bound="Child[Any]")
 class Child(Generic[T]):
     """A fresh interpreter that runs `module`: it gets a job on stdin and sends messages of type `T` on a separate pipe.
 
-    Its output goes to `log`, or to our stderr. It has its own session, so a terminal's Ctrl-C does not reach it;
-    leaving the `with` block ends it and everything it started. `rubbish` is the last line that was not a message.
+    Its output goes to `log`, or to our stderr. It has its own session, so that a terminal's Ctrl-C does not reach it;
+    leaving the `with` block ends it and everything that it started. `rubbish` is the last line that was not a message.
     """
 
     def __init__(
@@ -87,10 +88,10 @@ class Child(Generic[T]):
                 start_new_session=True,
                 env={**environment(job.device, job.cache, job.gpu_uuid), **self._variables, **own},
             )
-        with suppress(OSError):  # it died at once, see below
+        with suppress(OSError):  # it died immediately, see below
             Path(f"/proc/{process.pid}/oom_score_adj").write_text(FIRST_TO_KILL)
         if process.stdin:
-            with suppress(BrokenPipeError):  # it died at once; its exit status gives the reason
+            with suppress(BrokenPipeError):  # it died immediately; its exit status gives the reason
                 process.stdin.write(line)
                 process.stdin.flush() if job.waits else process.stdin.close()
         return process
@@ -116,14 +117,14 @@ class Child(Generic[T]):
         return [one for one in read if not isinstance(one, Rubbish)]
 
     def stop(self) -> None:
-        """End the process and everything it started: terminate, then kill."""
+        """End the process and everything that it started: terminate, then kill."""
         self._signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(TERMINATE_GRACE_S)
         self._signal(signal.SIGKILL)
 
     def ask_to_end(self) -> None:
-        """Signal the process to finish by itself and send what it has."""
+        """Signal the process to finish by itself and send its results so far."""
         self._process.terminate()
 
     def reap(self) -> int:
@@ -145,13 +146,13 @@ class Child(Generic[T]):
         self.close()
 
     def close(self) -> None:
-        """End the process and everything it started, once."""
+        """End the process and everything that it started; later calls have no effect."""
         if self._is_closed:
             return
         self._is_closed = True
         if self._process.poll() is None:
             self.stop()
-        self._signal(signal.SIGKILL)  # anything it left running in its session
+        self._signal(signal.SIGKILL)  # kills anything left running in its session
         self._process.wait()
         strays.end(self._mark)
         if self._process.stdin:
@@ -176,10 +177,11 @@ class Worker(Child[Message]):
         super().__init__("benchd.daemon.worker", job, msgspec.json.Decoder(Message), log, python, variables)
 
     def receive(self) -> bool:
-        """Read what has arrived; return True after the outcome or at the end of the pipe."""
+        """Read the messages that have arrived; return True after the outcome or at the end of the pipe."""
         for message in self.messages():
             if isinstance(message, Stage):
-                if not self.stage == message.name == "check":  # a check has one deadline, other stages one per part
+                # a check has a single deadline, other stages have one per part
+                if not self.stage == message.name == "check":
                     self._stage_since = time.monotonic()
                 self.stage, self.done = message.name, message.done
                 self.is_waiting = message.name == "ready"
@@ -188,7 +190,7 @@ class Worker(Child[Message]):
         return self.has_ended or (self._outcome is not None and not self._outcome.is_partial)
 
     def cut_log(self) -> None:
-        """Empty a log that is too long: a model that prints in every call would fill the disk."""
+        """Empty a log that is too long: otherwise a model that prints in every call would fill the disk."""
         with suppress(OSError):
             if self._log_path.stat().st_size > LOG_BYTES:
                 self._log_path.write_bytes(CUT)
@@ -209,8 +211,8 @@ class Worker(Child[Message]):
     def suspend(self) -> bool:
         """Stop the process and all others in its session until `go_on`, because a pool's threads keep spinning.
 
-        Returns whether it stopped. One thread takes the signal and stops the others, which takes milliseconds on a busy
-        machine. A thread waiting for a child that is itself stopped never reacts, so the signal is repeated.
+        Returns whether it stopped. One thread receives the signal and stops the others, which takes milliseconds on a
+        busy machine. The signal is repeated, because a thread that waits for a stopped child never reacts.
         """
         until_s = time.monotonic() + SUSPEND_S
         while time.monotonic() < until_s:
@@ -223,13 +225,13 @@ class Worker(Child[Message]):
         return False
 
     def stop(self) -> None:
-        """End the process and everything it started, even if it is suspended."""
+        """End the process and everything that it started, even if it is suspended."""
         self.is_waiting = False
         self._signal(signal.SIGCONT)
         super().stop()
 
     def outcome(self, ended_by: Status | None, reason: str | None) -> Outcome:
-        """Reap the process and return its Outcome, or one saying how it ended; `ended_by` is set if we ended it."""
+        """Reap the process and return its Outcome, or one that says how it ended; `ended_by` is set if we ended it."""
         code, outcome = self.reap(), self._outcome
         if outcome and not outcome.is_partial and not ended_by:
             return outcome
@@ -262,16 +264,16 @@ class Worker(Child[Message]):
 
 def allocator(device: str) -> dict[str, str]:
     """Return the heap settings of a child that measures on `device`, cpu or cuda."""
-    # a Tegra's GPU shares the memory: a kept heap would withhold memory freed by an engine build
+    # a Tegra's GPU shares the memory: a kept heap would retain memory that an engine build has freed
     return ALLOCATOR if device == "cpu" else {}
 
 
 def environment(device: str, cache: str, gpu_uuid: str | None) -> dict[str, str]:
-    """Return our environment, with the settings for a child with torch that measures on `device`, cpu or cuda.
+    """Return our environment with the settings for a child with torch that measures on `device`, cpu or cuda.
 
     The variables in `WITHHELD` are left out.
     """
-    # the GPU whose sensors are read, by the only name that is valid everywhere
+    # restricts the child to the GPU whose sensors are read, by the only name that is valid everywhere
     gpu = {"CUDA_VISIBLE_DEVICES": gpu_uuid} if gpu_uuid else {}
     ours = {name: value for name, value in os.environ.items() if name not in WITHHELD}
     # without a PATH, a compiler cannot find its own parts
@@ -281,8 +283,8 @@ def environment(device: str, cache: str, gpu_uuid: str | None) -> dict[str, str]
 def settings(device: str, cache: str) -> dict[str, str]:
     """Return the environment variables for such a child, which are the same for every case."""
     caches = {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor", "TRITON_CACHE_DIR": f"{cache}/triton"}
-    # fp32 means fp32 in every runtime: TensorRT inside ONNX Runtime has no other switch
+    # fp32 must mean fp32 in every runtime, and TensorRT inside ONNX Runtime has no other switch
     exact = {"NVIDIA_TF32_OVERRIDE": "0"}
-    # on a CPU the profiler's library complains that there is no GPU
+    # on a CPU, the profiler's library would complain that there is no GPU
     quiet = {"KINETO_LOG_LEVEL": "6"} if device == "cpu" else {}
     return allocator(device) | caches | exact | quiet | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTHONUNBUFFERED": "1"}

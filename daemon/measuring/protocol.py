@@ -1,4 +1,4 @@
-"""The protocol between supervisor and worker: one Job in, Stage lines and one Outcome back, as JSON lines."""
+"""The protocol between supervisor and worker, in JSON lines: one Job in, Stage messages and one Outcome back."""
 
 from pathlib import Path
 from typing import Literal
@@ -46,10 +46,10 @@ def encoded(message: object) -> bytes:
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """How long and how precisely one case is measured: a preset, possibly changed by the configuration.
+    """The duration and the precision of a case's measurement: a preset, possibly modified by the configuration.
 
     The `_deadline_s` fields limit the stages without a cap, and each part of `accuracy`, whose duration depends on the
-    size of the data set; `grace_s` is added to the caps, because the worker finishes the run in progress.
+    size of the data set; `grace_s` is added to the caps, so that the worker can finish the run in progress.
     """
 
     processes: int
@@ -62,7 +62,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     grace_s: float = 120.0
 
     def asked(self) -> dict[str, float | None]:
-        """Return the limits that shape a measurement, without the deadlines, for its Record."""
+        """Return the limits that affect a measurement, without the deadlines, for its Record."""
         rule = {name: None if value is None else float(value) for name, value in structs.asdict(self.rule).items()}
         return {
             "processes": float(self.processes),
@@ -91,7 +91,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 class Measure(Struct, frozen=True, tag=True):
     """Measure the case in full. The device rests for `idle_s` before and after; `probes` requests its peak rates.
 
-    With `counts`, the work of a model without a formula is counted; it is the same in every process.
+    With `counts`, the work of a model without a formula is counted, which one process suffices for.
     """
 
     idle_s: float = 0.0
@@ -103,7 +103,7 @@ class Compare(Struct, frozen=True, tag=True):
     """Time the case for a comparison, without rests, peak rates, parts of an inference or occupancy.
 
     `repeats` tests whether a repeated input is answered faster; `layers` requests a profile after the timed section.
-    With `one_input` every run reads the same batch, which stays in the caches.
+    With `one_input`, every run reads the same batch, which stays in the caches.
     """
 
     repeats: bool = True
@@ -112,7 +112,7 @@ class Compare(Struct, frozen=True, tag=True):
 
 
 class Race(Compare, frozen=True, tag=True):
-    """Like Compare, but first reject a variant that cannot be deployed as files."""
+    """Like Compare, but a variant that cannot be deployed as files is rejected first."""
 
 
 class Verify(Compare, frozen=True, tag=True, kw_only=True):
@@ -126,13 +126,13 @@ class Verify(Compare, frozen=True, tag=True, kw_only=True):
 
 
 class Accompany(Struct, frozen=True, tag=True):
-    """Only run alongside another process, at this rate, until SIGTERM."""
+    """Run alongside another process, at this rate, until SIGTERM."""
 
     rate_hz: float
 
 
 class Pack(Struct, frozen=True, tag=True):
-    """Write the files with which the variant is deployed to `folder`, without timing anything."""
+    """Write the files needed to deploy the variant to `folder`, without timing anything."""
 
     folder: str
 
@@ -146,10 +146,10 @@ def entry_of(model: str, own: UserModel | None) -> catalog.Model | None:
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """One process of one case: everything a worker needs. Paths come from the command line, never from a message.
+    """Everything a worker needs to run one process of a case. Paths come from the command line, never from a message.
 
     Files made from a user's module are deleted after the run `suite_id`, whose processes share them. `own` replaces the
-    catalogued model. For the energy sensor, the load continues for `hold_s` around the measured blocks.
+    catalogued model. For the energy sensor, the load runs for `hold_s` before and after the measured blocks.
     `inputs.accuracy` is None in a process that skips it. With `waits`, the worker reports that it is ready once torch
     is imported (with a neighbour, once the model is checked) and continues at the next line on stdin; with
     `interleaved`, it does the same before each measured block, and then uses only `cpus`, if given.
@@ -188,13 +188,13 @@ class Job(Struct, frozen=True, kw_only=True):
 
     @property
     def options(self) -> dict[str, OptionValue]:
-        """Return the options of the case, completed by the catalog's defaults."""
+        """Return the case's options, with the catalog's defaults filled in."""
         entry = entry_of(self.case.model, self.own)
         return entry.resolve(self.case.options) if entry else self.case.options
 
 
 class Stage(Struct, frozen=True, tag="stage"):
-    """The worker begins a stage, or reports its progress, such as `image 12 of 64`."""
+    """The worker has begun a stage, or reports its progress, such as `image 12 of 64`."""
 
     name: StageName
     done: str = ""
@@ -209,7 +209,7 @@ class Tensor(Struct, frozen=True):
 
 
 class Golden(Struct, frozen=True):
-    """How the golden answers are compared: of all `rows`, at most `rows_off` may exceed an output's tolerance.
+    """The criteria for the golden answers: of all `rows`, at most `rows_off` may exceed an output's tolerance.
 
     `tolerances` are shares of the largest float64 answer, by output; rows may be off only for networks with thresholds,
     in which one spike changes everything after it.
@@ -222,7 +222,7 @@ class Golden(Struct, frozen=True):
 
 
 class Packed(Struct, frozen=True, kw_only=True):
-    """The worker's description of the files it wrote: how to call them, and the answers to expect.
+    """The worker's description of the files that it wrote: how to call them, and the answers to expect.
 
     `entry` builds a module: `package.module:function` in `code/`, or the model's name in the catalog.
     """
@@ -239,7 +239,7 @@ class Packed(Struct, frozen=True, kw_only=True):
 class Outcome(Struct, kw_only=True, tag="outcome"):
     """The results of one process, filled in as it runs and sent as the last line of its output.
 
-    With `is_partial`, it is sent before the end, so that the measurements survive a later failure.
+    One with `is_partial` is sent before the end, so that the measurements survive a later failure.
     """
 
     process: ProcessResult
@@ -274,7 +274,7 @@ def unmeasured(status: Status, reason: str | None) -> Outcome:
 
 
 class ExportRequest(Struct, frozen=True, kw_only=True):
-    """The requested exports; a batch of None is dynamic, a form of None is the target's best."""
+    """The requested exports; None stands for a dynamic batch, and for the target's best form."""
 
     models: list[str]
     to: Literal["onnx", "tensorrt"]

@@ -1,4 +1,4 @@
-"""Turns the processes of a case into its Record: samples in each window, combined results, and what is missing."""
+"""Turns the processes of a case into its Record: samples in each window, combined results, and reasons for gaps."""
 
 import time
 import uuid
@@ -48,14 +48,14 @@ from benchd.daemon.sampling import energy, interference
 from benchd.daemon.sampling.child import SamplerProcess
 from benchd.daemon.verdicts import accuracy, figures, roofline, sameness, statistics, timings, when
 
-RANGE_SHARE = 0.75  # of the highest clock: turbo and boost clocks are not for all cores, nor for long
+RANGE_SHARE = 0.75  # share of the highest clock; boost clocks are not reached on all cores, or for long
 DISTURBED_SHARE = 0.2
 PROBES_SHARE = 0.03
 
 
 @dataclass(frozen=True)
 class RunHeader:
-    """What all records of one run share; `flags` say what else benchd was running on the machine."""
+    """The part shared by all records of a run; `flags` say what else benchd was running on the machine."""
 
     device_id: str
     boot_id: str
@@ -79,7 +79,7 @@ class RunId:
         return cls(uuid.uuid4().hex, wall_now(), time.monotonic_ns())
 
     def dated(self, boot_id: str) -> "RunId":
-        """Return the id with its start time recomputed if the wall clock was set only after the start, in this boot."""
+        """Return the id, with its start time recomputed if the wall clock was set only later, in the same boot."""
         if not when.is_unset(self.t_wall) or boot_id != identity.boot_id():
             return self
         start = datetime.now(timezone.utc) - timedelta(microseconds=(time.monotonic_ns() - self.t_mono_ns) / 1e3)
@@ -122,7 +122,7 @@ def with_samples(
 
 
 def _inferences(process: ProcessResult, batch_size: int) -> int:
-    """Return how many inputs were answered in the timed section; runs with pauses are counted by their parts."""
+    """Return how many inputs were answered in the timed section; for runs with pauses, the parts are counted."""
     if process.throughput_per_s is not None:
         return max(1, round(process.throughput_per_s * process.measured_s))
     if process.requests is not None:
@@ -132,7 +132,7 @@ def _inferences(process: ProcessResult, batch_size: int) -> int:
 
 
 def _with_means(part: TimeSlice, sampler: SamplerProcess, start_ns: int) -> TimeSlice:
-    """Return a part of a sustained run with the sensors' means."""
+    """Return a part of a sustained run, with the sensors' means."""
     window = Window(start_ns + round(part.start_s * 1e9), start_ns + round(part.end_s * 1e9))
     means = {name: summary.mean for name, summary in sampler.cut(window)[0].items()}
     return msgspec.structs.replace(part, telemetry=means)
@@ -153,9 +153,10 @@ def record(
     probes: Probes | None = None,
     limits: Limits | None = None,
 ) -> Record:
-    """Return the Record of a case from at least one process; the worst status becomes the record's.
+    """Return the Record of a case with at least one process; the record gets the worst status.
 
-    `probes` are the first of its run, from which its roofline is computed; by default the first of its own processes.
+    `probes` are the first ones of the run, from which the roofline is computed; the default is those of its first
+    process.
     """
     status, reason = _status(outcomes)
     t_wall = run_id.dated(run.boot_id).t_wall
@@ -225,7 +226,7 @@ def record(
 def of_planned(
     planned: Planned, run: RunHeader, run_id: RunId, outcomes: Sequence[Outcome], probes: Probes | None = None
 ) -> Record:
-    """Return the Record of a planned case, with what it takes to measure it again."""
+    """Return the Record of a planned case, including everything needed to repeat the measurement."""
     made = record(planned.case, planned.preset, run, run_id, outcomes, probes, planned.limits)
     return msgspec.structs.replace(made, own=planned.own and planned.own.named, inputs=planned.inputs.named)
 
@@ -264,7 +265,7 @@ def _combined(timings: Sequence[Timing | None]) -> Timing | None:
 
 
 def _largest(values: Sequence[float | None]) -> float | None:
-    """Return the worst process's percentile; None if any process has too few runs for it."""
+    """Return the largest percentile of the processes; None if any process has too few runs for it."""
     present = [value for value in values if value is not None]
     return max(present) if len(present) == len(values) else None
 
@@ -276,7 +277,7 @@ def _parts(outcomes: Sequence[Outcome]) -> dict[str, Timing]:
 
 
 def _is_alone(case: Case) -> bool:
-    """Return whether only inferences of a single stream run."""
+    """Return whether the model has the device to itself: no other streams, pipeline stages or neighbour."""
     return case.streams == 1 and case.scenario != "pipeline" and case.beside is None
 
 
@@ -324,7 +325,7 @@ def _neighbour(outcomes: Sequence[Outcome]) -> NeighbourResult | None:
 
 
 def _requests(outcomes: Sequence[Outcome]) -> Requests | None:
-    """Return the requests of all processes at the lowest of their rates, which all meet if each meets its own."""
+    """Return the requests of all processes at the lowest of their rates, which is met if each process meets its own."""
     requests = [outcome.process.requests for outcome in outcomes if outcome.process.requests]
     if not requests:
         return None
@@ -343,7 +344,7 @@ def _requests(outcomes: Sequence[Outcome]) -> Requests | None:
 
 
 def _dropped_half(outcomes: Sequence[Outcome]) -> bool:
-    """Return whether the median request of a process was dropped, so that there is no median latency."""
+    """Return whether a process dropped its median request, so that there is no median latency."""
     requests = [outcome.process.requests for outcome in outcomes if outcome.process.requests]
     return any(figures.is_dropped_median(one) for one in requests)
 
@@ -429,17 +430,17 @@ def _flags(
 
 
 def _uneven(processes: Sequence[ProcessResult]) -> set[str]:
-    """Return the flags for times without a trustworthy interval: they jump between levels, or are correlated."""
+    """Return the flags for times whose interval is unreliable, because they jump between levels or are correlated."""
     medians_ms = [process.timing.median_ms for process in processes if process.timing and process.timing.median_ms > 0]
     blocks = [process.blocks for process in processes if process.blocks]
     flags = {"two_levels"} if timings.two_levels(medians_ms) or any(each.levels for each in blocks) else set()
-    # what correlates interleaved blocks affects both processes alike
+    # a disturbance that correlates interleaved blocks affects both processes equally
     misleading = any(each.is_correlated and not each.is_interleaved for each in blocks)
     return flags | ({"correlated_blocks"} if misleading else set())
 
 
 def _threads(case: Case, environment: Environment, outcomes: Sequence[Outcome]) -> set[str]:
-    """Return the flags for a number of threads that was not requested, or for threads that share CPUs."""
+    """Return the flags for an unrequested number of threads, or for threads that share CPUs."""
     ran = {outcome.threads for outcome in outcomes if outcome.threads}
     flags = {"other_threads"} if case.threads and ran - {case.threads} else set()
     return flags | {"shared_cpus" for threads in ran if threads * case.streams > environment.cpu_count}
@@ -480,7 +481,7 @@ def _online_cpus(environment: Environment) -> int:
 
 
 def _with_worker_facts(environment: Environment, outcomes: Sequence[Outcome]) -> Environment:
-    """Return the environment with what only a process with torch knows."""
+    """Return the environment with the facts that only a process with torch knows."""
     versions = {name: version for outcome in outcomes for name, version in outcome.versions.items()}
     known = msgspec.structs.replace(
         environment,

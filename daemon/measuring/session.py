@@ -1,4 +1,4 @@
-"""What outlives a case: the machine's lock, the signals, the sampler process, the environment and the sinks.
+"""Resources that outlive a case: the machine's lock, the signals, the sampler process, the environment and the sinks.
 
 `bench-once`, the service, `compare --live` and `profile` each measure in a session. Signals only set a flag; the loop
 that waits for a child acts on it.
@@ -39,12 +39,12 @@ from benchd.daemon.sampling.child import SamplerProcess
 ATTEND_S = 1.0
 INTERRUPTED = "interrupted by a signal"
 Ending = tuple[Status | None, str | None]
-_version = cache(version)  # cached: reading the file takes 3 ms, for each process of a race
+_version = cache(version)  # cached, because reading the file takes 3 ms for each process of a race
 FEWEST_CPUS = 4  # with fewer, reserving a CPU would cost the case more than the sampler does
 
 
 class Sink:
-    """A destination for records; each method does nothing unless a sink overrides it.
+    """A destination for records; methods that a sink does not override have no effect.
 
     Only `stage` is called while a case is being timed.
     """
@@ -56,7 +56,7 @@ class Sink:
         """Receive the running case, its stage and, if known, the progress."""
 
     def publish(self, record: Record, body: bytes) -> None:
-        """Receive one finished record and its wire form."""
+        """Receive one finished record and its encoded form."""
 
     def end(self) -> None:
         """Deliver what remains."""
@@ -67,12 +67,12 @@ class Sink:
 
 @dataclass
 class Session:
-    """What the cases of one or more runs share; leaving the `with` block ends the sampler and closes the sinks.
+    """The resources shared by the cases of one or more runs; leaving the `with` block ends the sampler and the sinks.
 
-    Paths come only from the command line or the configuration. `flags` say what else benchd runs on the machine.
+    Paths come only from the command line or the configuration. `flags` say what else benchd is running on the machine.
     `attend` is called about once per second while a child works; if it returns a reason, the child is ended. `start`
-    says what to wait for before measuring. `interrupted` means that a signal has ended the session, and `failures`
-    lists what could not be stored.
+    defines what to wait for before measuring. `interrupted` is set if a signal has ended the session, and `failures`
+    lists the files and records that could not be stored.
     """
 
     config: Config
@@ -111,14 +111,14 @@ class Session:
         with MachineLock(waiting=self.start.waiting), on_signals(ending, self._interrupt) as (self._wake, _):
             settle(self.start, self._wake, lambda: self.interrupted)
             if not self.start.quiet_s:
-                self.start = replace(self.start, out=None)  # reported, or asked, once per session
+                self.start = replace(self.start, out=None)  # the user is informed, or asked, only once per session
             yield
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.interrupted = True
 
     def run(self, suite_id: str) -> RunHeader:
-        """Return what the records of a run share; the environment is described once until `rest`."""
+        """Return the header shared by a run's records; the environment is described once until `rest`."""
         self._environment = self._environment or self.machine.environment()
         return RunHeader(
             device_id=identity.device_id(self.config.device.id),
@@ -130,7 +130,7 @@ class Session:
         )
 
     def job(self, planned: Planned, suite_id: str) -> Job:
-        """Return what a child needs to build the case's model."""
+        """Return the job with which a child builds the case's model."""
         return Job(
             case=planned.case,
             limits=planned.limits,
@@ -147,7 +147,7 @@ class Session:
         )
 
     def sampler(self, plan: Sequence[Planned]) -> SamplerProcess:
-        """Return the sampler, started if necessary, on a CPU that the plan's cases leave free."""
+        """Return the sampler, which is started if necessary, on a CPU that the plan's cases leave free."""
         cpus, device = os.sched_getaffinity(0), self.machine.device
         threads = max(((entry.case.threads or len(cpus)) * entry.case.streams for entry in plan), default=len(cpus))
         cpu = spare_cpu(cpus, device, threads)
@@ -166,7 +166,7 @@ class Session:
         return self._sampler.samples.latest() if self._sampler else []
 
     def wait(self, child: Child[Any], remaining_s: float) -> bool:
-        """Wait for the child, a signal or the time to attend; return whether the child has sent something."""
+        """Wait for the child, a signal or the next call of `attend`; return whether the child has sent anything."""
         waiting: list[Child[Any] | SamplerProcess | socket.socket] = [child, self._wake]
         waiting += [self._sampler] if self._sampler else []
         ready, _, _ = select.select(waiting, [], [], min(remaining_s, ATTEND_S) if self.attend else remaining_s)
@@ -190,13 +190,13 @@ class Session:
         return (None, None) if is_ready and worker.receive() else None
 
     def reason_to_end(self) -> str | None:
-        """Return why the child must end, else None."""
+        """Return why the child must be ended, else None."""
         reason = self.attend() if self.attend and not self.interrupted else None
         self.interrupted = self.interrupted or reason == INTERRUPTED
         return INTERRUPTED if self.interrupted else reason
 
     def publish(self, record: Record) -> None:
-        """Pass the record to each sink, or a failed record instead if it contains a number that is not finite."""
+        """Pass the record to each sink, or a failed record in its place if it contains a number that is not finite."""
         try:
             body = encode(record)
         except ValueError as error:
@@ -207,7 +207,7 @@ class Session:
             self._hand_over(sink, record, body)
 
     def _failed(self, record: Record, reason: str) -> Record:
-        """Return a failed record to publish instead: without one, a service would measure the case over and over."""
+        """Return a failed record to publish instead; without one, a service would measure the case over and over."""
         run, run_id = self.run(record.suite_id), RunId(record.run_id, record.t_wall, record.t_mono_ns)
         made = recording.record(record.case, record.preset, run, run_id, [unmeasured("failed", reason)])
         return msgspec.structs.replace(
@@ -217,11 +217,11 @@ class Session:
     def _hand_over(self, sink: Sink, record: Record, body: bytes) -> None:
         try:
             sink.publish(record, body)
-        except BenchdError as error:  # a full disk: the other sinks and the next case continue
+        except BenchdError as error:  # for example a full disk: the other sinks and the next case continue
             self.failures.append(f"{record.case_id}: {error}")
 
     def keep(self, path: Path, content: bytes) -> bool:
-        """Write a result file and return whether that worked; a failure is added to `failures`."""
+        """Write a result file and return whether that succeeded; a failure is added to `failures`."""
         try:
             journal.replace(path, [content])
         except BenchdError as error:
@@ -241,13 +241,13 @@ class Session:
 
 
 def writable(folder: Path, name: str, *, create: bool = True) -> Path:
-    """Create the folder, test that it is writable before anything is measured, and return it.
+    """Create the folder, check that it is writable before anything is measured, and return it.
 
-    Without `create` nothing is created: the existing part of the path is tested. Raises UsageError if the test fails.
+    Without `create`, only the existing part of the path is checked. Raises UsageError if the check fails.
     """
     tested = folder if create else next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     try:
-        str(folder.resolve()).encode()  # it is sent to a worker in JSON
+        str(folder.resolve()).encode()  # raises an error for a path that cannot be sent to a worker in JSON
         if create:
             folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=tested):
@@ -260,7 +260,7 @@ def writable(folder: Path, name: str, *, create: bool = True) -> Path:
 
 @contextmanager
 def temporary_output() -> Iterator[Path]:
-    """Create a folder that is deleted at the end; raise UsageError if there is no place for one."""
+    """Create a folder that is deleted at the end; raise UsageError if it cannot be created anywhere."""
     with journal.explaining(Path("TMPDIR")):
         folder = tempfile.TemporaryDirectory()
     with folder as path:
@@ -268,7 +268,7 @@ def temporary_output() -> Iterator[Path]:
 
 
 def made_output(folder: Path, *, create: bool = True) -> Path:
-    """Create and test the `--output` folder and benchd's own as `writable` does; raise UsageError if that fails."""
+    """Create and check the `--output` folder and benchd's own with `writable`; raise UsageError if that fails."""
     writable(folders.cache(), "the cache folder (set XDG_CACHE_HOME to another)", create=create)
     writable(folders.artifacts(), "the folder of exported files (set XDG_STATE_HOME to another)", create=create)
     return writable(folder, f"--output {folder}", create=create)

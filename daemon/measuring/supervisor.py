@@ -1,6 +1,6 @@
-"""One run over a plan: the supervisor runs the processes of each case and makes its Record. It never imports torch.
+"""Runs a plan once: the supervisor runs the processes of each case and makes its Record. It never imports torch.
 
-Cases that compete run in rounds of one process each, so that drift during the run affects all of them alike.
+Competing cases run in rounds of one process each, so that drift during the run affects all of them equally.
 """
 
 import math
@@ -28,19 +28,19 @@ from benchd.daemon.runtimes import Precision
 from benchd.daemon.sampling import energy
 from benchd.daemon.verdicts.statistics import StopRule
 
-PROGRESS_S = 1.0  # between two progress reports of a stage
-NOT_RUN = "the worker could not be run"  # the machine's fault, not the case's
+PROGRESS_S = 1.0  # interval between progress reports of a stage
+NOT_RUN = "the worker could not be run"  # a fault of the machine, not of the case
 NOT_SUSPENDED = "it could not be suspended between its blocks; --preset standard measures one after the other"
 INTERLEAVED_BLOCK_S = 0.006
-ABREAST = 2  # processes that import torch at the same time; a waiting one takes 0.3 GiB
+ABREAST = 2  # processes that import torch at the same time; each takes 0.3 GiB while it waits
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One process of a case, run by its recipe; `name` is the name of its raw times and its log.
+    """One process of a case, run according to its recipe; `name` is used for its raw times and its log.
 
-    `python` is another interpreter, and `variables` are set in addition to ours.
+    `python` is a different interpreter, if any, and `variables` are set in addition to ours.
     """
 
     planned: Planned
@@ -68,17 +68,17 @@ class MeasuredCase:
 
     @property
     def is_incomplete(self) -> bool:
-        """Return whether processes are missing and none has failed."""
+        """Return whether more processes are needed and none has failed."""
         is_ok = all(outcome.process.status == "ok" for outcome in self.outcomes)
         return is_ok and len(self.outcomes) < self.planned.limits.processes
 
 
 @dataclass
 class Supervisor:
-    """One run over a plan in a session; `records` holds the results of `run`.
+    """Runs a plan once in a session; `records` contains the results of `run`.
 
-    The device's peak rates are probed in the first and the last process of the run with the same settings. After an
-    interrupt, cases keep the processes they have; with `needs_all` they are aborted.
+    For equal settings, the device's peak rates are probed in the run's first and last process. After an interrupt,
+    cases keep their finished processes; with `needs_all`, incomplete cases are aborted.
     """
 
     session: Session
@@ -105,7 +105,7 @@ class Supervisor:
     def measure(self, group: Sequence[Planned], begins: Callable[[MeasuredCase], None] | None = None) -> list[Record]:
         """Measure these cases of the plan in rounds; return their Records, already passed to the sinks.
 
-        `begins` is called with the case before each of its processes. A case that an interrupt left without any process
+        `begins` is called with the case before each of its processes. A case left without any process by an interrupt
         has no Record.
         """
         cases = [MeasuredCase(planned) for planned in group]
@@ -116,7 +116,7 @@ class Supervisor:
         return made
 
     def _measure(self, cases: Sequence[MeasuredCase], begins: Callable[[MeasuredCase], None]) -> None:
-        """Run these cases in rounds of one process each, until each is complete, has failed or is ended."""
+        """Run these cases in rounds of one process each, until each has finished, failed or been ended."""
         for one in cases:
             if one.planned.reason:
                 one.outcomes.append(unmeasured("unsupported", one.planned.reason))
@@ -142,7 +142,7 @@ class Supervisor:
                 one.outcomes.append(unmeasured("aborted", aborted.process.reason))
 
     def _keep(self, one: MeasuredCase, outcome: Outcome) -> None:
-        """Keep the outcome of a case's process, and the rates that it probed."""
+        """Store the outcome of a case's process, and the rates that it probed."""
         planned = one.planned
         failed = "probes" in outcome.missing and planned.case.scenario != "cold_start"
         if outcome.process.probes or failed:  # a failed probe is not repeated
@@ -150,7 +150,7 @@ class Supervisor:
         one.outcomes.append(_end_of_search(outcome, planned.case.batch_size) if planned.is_searched else outcome)
 
     def _is_last(self, one: MeasuredCase, cases: Sequence[MeasuredCase]) -> bool:
-        """Return whether no later process of the run has the same rates; `cases` alternate with this one."""
+        """Return whether no later process of the run depends on the same rates; `cases` alternate with this one."""
         groups = plan.in_rounds(self.plan)
         place = next((place for place, group in enumerate(groups) if one.planned in group), len(groups))
         others = [other.planned for other in cases if other is not one and other.is_incomplete]
@@ -166,10 +166,10 @@ class Supervisor:
         return recording.of_planned(planned, run, one.run_id, one.outcomes, rates)
 
     def process(self, turn: Turn) -> Outcome:
-        """Run one process of a case to its end; the first cold start is preceded by an uncounted one."""
+        """Run one process of a case to its end, preceded by an uncounted one for the first cold start."""
         if turn.index == 0 and turn.planned.case.scenario == "cold_start":
             name = f"{turn.name.rpartition('.')[0]}.ready"
-            ready = self._process(replace(turn, name=name))  # it writes files and fills caches
+            ready = self._process(replace(turn, name=name))  # uncounted, because it writes files and fills caches
             if ready.process.status != "ok":
                 return ready
         return self._process(turn)
@@ -222,7 +222,7 @@ class Supervisor:
     def can_interleave(self, entries: Sequence[Planned]) -> bool:
         """Return whether the blocks of these cases can alternate: back to back on a CPU, without energy.
 
-        Energy needs an unbroken window.
+        Energy requires an uninterrupted window.
         """
         cases = [entry.case for entry in entries]
         return (
@@ -232,7 +232,7 @@ class Supervisor:
         )
 
     def _shared_cpus(self, turns: Sequence[Turn]) -> list[int]:
-        """Draw the CPUs that a pair shares, excluding the sampler's; none if a process needs all."""
+        """Choose random CPUs for a pair to share, excluding the sampler's; none if a process needs all CPUs."""
         cpus = os.sched_getaffinity(0)
         needed = max(turn.planned.case.threads or len(cpus) for turn in turns)
         free = cpus - {spare_cpu(cpus, self.session.machine.device, needed)}
@@ -241,8 +241,8 @@ class Supervisor:
     def _interleaved(self, pairs: Sequence[tuple[Worker, Turn]], ended: list[Ending]) -> Iterator[tuple[Turn, Outcome]]:
         """Let each worker prepare, then alternate measured blocks, and yield each worker's outcome when it ends.
 
-        They prepare one at a time: two thread pools that each fill the CPUs take ten times as long together. The order
-        is drawn for each block, so that neither side is always the first after a pause.
+        They prepare one at a time, because two thread pools that each fill the CPUs take ten times as long together.
+        The order is drawn at random for each block, so that neither side is always the first after a pause.
         """
         self.session.sampler(self.plan).watch(*(worker.pid for worker, _ in pairs))
         left = [*range(len(pairs))]
@@ -260,7 +260,7 @@ class Supervisor:
                     yield turn, self._closed(worker, turn, worker.outcome(*ended[place]))
 
     def _closed(self, worker: Worker, turn: Turn, outcome: Outcome) -> Outcome:
-        """End everything the worker started, before another is measured; return its outcome with the samples."""
+        """End everything that the worker started, before another is measured; return its outcome with the samples."""
         worker.close()
         return self._with_samples(outcome, turn)
 
@@ -279,7 +279,8 @@ class Supervisor:
 
     def _recipe(self, planned: Planned, *, is_first: bool, is_last: bool) -> Measure:
         power, period_s = self.session.sampler(self.plan).samples.power, self.session.config.sampling.period_s
-        longest_s = planned.limits.deadline_s("idle") / 2  # clocks settle within half as long again
+        # leaves time for the clocks to settle, which takes at most half as long again
+        longest_s = planned.limits.deadline_s("idle") / 2
         idle_s = min(longest_s, energy.idle_s(power, period_s))
         probes = self._is_to_probe(planned, is_last=is_last) and not planned.beside
         return Measure(idle_s, probes, counts=is_first)
@@ -297,7 +298,7 @@ class Supervisor:
         return worker.outcome(*self._wait(worker, turn))
 
     def _accompanied(self, job: Job, turn: Turn) -> Outcome:
-        """Run one worker to its end; a neighbour of the case starts once the worker has built and checked alone."""
+        """Run one worker to its end; the case's neighbour starts after the worker has built and checked alone."""
         beside = self._job_beside(turn)
         if beside is None:
             with self._worker(job, turn) as worker:
@@ -326,9 +327,9 @@ class Supervisor:
         )
 
     def _is_to_probe(self, planned: Planned, *, is_last: bool) -> bool:
-        """Return whether this process probes the device's rates, as the first and the last with the same settings do.
+        """Return whether this process probes the device's rates: the first and the last with the same settings do.
 
-        The end of a search is not known in advance, so each of its cases may be the last.
+        Because the end of a search is not known in advance, any of its cases may be the last.
         """
         rates = _rates_of(planned.case)
         if rates not in self._rates:
@@ -355,7 +356,7 @@ class Supervisor:
 def interleaved_rule(cap_s: float) -> StopRule:
     """Return the stop rule for processes that alternate block by block, for `cap_s` each.
 
-    It asks for more blocks than fit, so that none are merged: the blocks of both processes correspond.
+    It requests more blocks than fit, so that none are merged and the blocks of both processes correspond.
     """
     return StopRule(math.ceil(cap_s / INTERLEAVED_BLOCK_S) + 1, 1, INTERLEAVED_BLOCK_S, cap_s, None)
 
@@ -366,14 +367,15 @@ def _waits(entry: Planned) -> bool:
 
 
 def _not_run(error: OSError) -> Outcome:
-    """Return the outcome if there is no free process, descriptor or inode, or if the disk is full or read-only."""
+    """Return the outcome if processes, descriptors or inodes have run out, or the disk is full or read-only."""
     return unmeasured("failed", f"{NOT_RUN}: {error.strerror}")
 
 
 def _end_of_search(outcome: Outcome, batch_size: int) -> Outcome:
-    """Return the outcome of a batch that may be too large: not fitting is a result, not a failure.
+    """Return the outcome of a batch that may be too large: if it does not fit, that is a result, not a failure.
 
-    A killed worker counts as too large if a smaller batch ran: the kernel, unlike torch, gives no reason.
+    If a smaller batch ran, a killed worker means that the batch is too large: unlike torch, the kernel does not give a
+    reason.
     """
     process = outcome.process
     too_large = ("out of memory", KILLED) if batch_size > 1 else "out of memory"

@@ -1,4 +1,4 @@
-"""The inputs of a user's model: the syntax of `--input`, how values are drawn, and input files. No torch."""
+"""The inputs of a user's model: the syntax of `--input`, the ranges of random values, and input files; torch-free."""
 
 import math
 import re
@@ -17,15 +17,15 @@ from benchd.exporters.artifacts import sha256_of
 SYNTAX = "[NAME=][TYPE:]SIZES[:LOW-HIGH], [NAME=][TYPE:](SIZES)=VALUE or [NAME=][TYPE:]@FILE"
 EXAMPLES = "3x224x224, ids=int64:16:0-999, rate=int64:()=16000 or x=@x.npy"
 GIVING = "--input NAME=TYPE:SIZES:LOW-HIGH or NAME=@FILE"
-"""How to give a range or a file, for messages about randomly drawn inputs."""
+"""The way to give a range or a file, for messages about randomly drawn inputs."""
 SAMPLES: tuple[Dtype, ...] = ("uint8", "int8", "uint16", "int16")
-"""The types of bytes and audio samples, which use their full range."""
+"""The types of bytes and audio samples, whose full range is used."""
 
 FILES_OF_SAMPLES = (".npz", ".safetensors")
 
 _NUMBER = r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 _SIZES = r"(?:\d+|N)(?:x(?:\d+|N))*"
-# the shortest possible name, even none: names in ONNX files may contain anything, such as `x:0`
+# the name is the shortest match, possibly empty: names in ONNX files may contain any characters, as in `x:0`
 _INPUT = re.compile(
     r"(?:(?P<name>.+?)=)??(?=.)(?:(?P<type>[a-z]\w*):)?"
     rf"(?P<shared>\()?(?:@(?P<file>[^()]+)|(?P<sizes>{_SIZES})?)(?(shared)\))"
@@ -39,7 +39,7 @@ def are_samples(text: str) -> bool:
 
 
 def named_metric(text: str) -> tuple[str, Literal["higher", "lower"]]:
-    """Return a metric's FILE.py:FUNCTION and which of its values are better, by default the higher ones."""
+    """Return a metric's FILE.py:FUNCTION and whether higher or lower values are better, by default higher."""
     place, _, better = text.rpartition(":")
     if better in ("higher", "lower") and ".py:" in place:
         return place, "lower" if better == "lower" else "higher"
@@ -63,13 +63,13 @@ def of_samples(option: str, text: str) -> str:
 
 
 def of_metric(text: str) -> str:
-    """Return FILE.py:FUNCTION:higher or :lower with its full path; raise UsageError if there is no such function."""
+    """Return FILE.py:FUNCTION:higher or :lower with the full path; raise UsageError if there is no such function."""
     place, better = named_metric(text)
     return f"{of_samples('--metric', place)}:{better}"
 
 
 def inputs_of(texts: Sequence[str]) -> list[InputSpec]:
-    """Return the inputs for texts such as `3x224x224`, `ids=int64:16:0-999` and `scale=float32:`, without their batch.
+    """Return the inputs for texts such as `3x224x224`, `ids=int64:16:0-999` and `scale=float32:`, without the batch.
 
     Inputs without a name come first, as in a call. Raises UsageError for invalid syntax and for a repeated name.
     """
@@ -125,7 +125,7 @@ def typed(spec: InputSpec, dtype: Dtype | None) -> InputSpec:
 
 
 def of_module(specs: Sequence[InputSpec]) -> list[InputSpec]:
-    """Return the inputs of a module, float32 unless they give another type or their files hold integers."""
+    """Return a module's inputs, as float32 unless they specify a different type or their files contain integers."""
     return [described(typed(spec, None if spec.file else DTYPES[0])) for spec in specs]
 
 
@@ -137,7 +137,7 @@ def _refuse_large(spec: InputSpec, size: int) -> None:
 
 
 def limits(dtype: Dtype) -> tuple[int | float, int | float]:
-    """Return the smallest and the largest number of a type; for a float, the largest finite one with either sign."""
+    """Return the smallest and the largest number of a type; for floats, the largest finite ones of either sign."""
     if dtype == "bool":
         return 0, 1
     if "float" in dtype:
@@ -153,10 +153,10 @@ def _bits(dtype: Dtype) -> int:
 
 
 def spanned(spec: InputSpec, rows: tuple[int, int] | None = None) -> InputSpec:
-    """Return the input with the span it is drawn from, unless the user or its file gives one.
+    """Return the input with the span that it is drawn from, unless the user or its file defines one.
 
-    `rows` are the first and the last index of the smallest table that it reads. Bytes and samples that index no table
-    use the full range of their type; other integers, and every mask, are 0 and 1.
+    `rows` are the first and the last index of the smallest table that it reads. Bytes and samples that do not index a
+    table use the full range of their type; other integers, and all masks, are 0 and 1.
     """
     if spec.span or spec.file or spec.dtype in (None, "bool") or "float" in spec.dtype:
         return spec
@@ -165,7 +165,7 @@ def spanned(spec: InputSpec, rows: tuple[int, int] | None = None) -> InputSpec:
 
 
 def is_mask(name: str) -> bool:
-    """Return whether an input's integers are only 0 and 1, judging by its name."""
+    """Return whether an input is a mask of 0 and 1, judging by its name."""
     return "mask" in name.lower()
 
 
@@ -175,7 +175,8 @@ def described(spec: InputSpec) -> InputSpec:
         return spec
     numbers = numbers_of(spec)
     items, shape = (0, numbers.shape) if spec.batch_axis is None else (len(numbers), numbers.shape[1:])
-    as_held = DTYPES[0] if numbers.dtype.kind == "f" else str(numbers.dtype)  # numpy's own floats are float64
+    # floats count as float32, although numpy's default is float64
+    as_held = DTYPES[0] if numbers.dtype.kind == "f" else str(numbers.dtype)
     dtype = spec.dtype or next((name for name in DTYPES if name == as_held), None)
     if dtype is None:
         raise UsageError(f"--input {spec}: its numbers are {numbers.dtype}; write one of {', '.join(DTYPES)}")
@@ -197,7 +198,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 def numbers_of(spec: InputSpec) -> Any:
     """Return the array in an input's file, items first unless the batch shares it, converted to the given type.
 
-    Raises UsageError for a file that is missing or damaged, or holds numbers that the type cannot represent.
+    Raises UsageError for a file that is missing or damaged, or contains numbers that the type cannot represent.
     """
     import numpy as np  # noqa: PLC0415 - plans without a file need none
 

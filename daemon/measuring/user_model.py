@@ -1,4 +1,4 @@
-"""Reads a user's model as given on the command line: a module or an ONNX file, and its inputs."""
+"""Reads a user's model from the command line: a module or an ONNX file, and its inputs."""
 
 import keyword
 import sys
@@ -72,13 +72,13 @@ def onnx_file(path: Path, given: Sequence[str], reference: Path | None = None) -
         raise UsageError(f"{path}: {error.strerror}") from error
 
 
-@lru_cache(maxsize=8)  # the service plans again before each case
+@lru_cache(maxsize=8)  # cached, because the service plans again before each case
 def _file(path: Path, changed_ns: int, given: Sequence[str]) -> UserFile:
     inputs = inputs_of(given)
     try:
         from benchd.daemon.measuring import user_onnx  # noqa: PLC0415 - everything else works without onnx
     except ImportError:
-        return UserFile(str(path), inputs)  # the worker reports what to install
+        return UserFile(str(path), inputs)  # the worker will report what to install
     return UserFile(str(path), *user_onnx.reads(path, inputs), user_onnx.precision(path))
 
 

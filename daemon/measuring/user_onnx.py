@@ -1,4 +1,4 @@
-"""The inputs of a user's ONNX file, read without torch: names, types and sizes, and each reason to reject it."""
+"""Reads the inputs of a user's ONNX file without torch: names, types and sizes, and any reason to reject it."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -33,14 +33,14 @@ _FLOATS: dict[int, Precision] = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16:
 _PRODUCTS = ("Conv", "MatMul", "Gemm", "ConvTranspose")
 _INTEGER = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
 _UNKNOWN = "No Op registered for"
-"""How the checker's message begins for an operator that is not part of ONNX, such as a TensorRT plugin."""
+"""The start of the checker's message for an operator that is not part of ONNX, such as a TensorRT plugin."""
 
 Size = int | str | None
-"""One size in the file; an open size is a name or None."""
+"""A size in the file; an open size is a name or None."""
 
 
 def reads(path: Path, given: Sequence[InputSpec]) -> tuple[list[InputSpec], int | None]:
-    """Return the inputs of the file, and its fixed batch size, None if it accepts any.
+    """Return the file's inputs, and its fixed batch size, or None if it accepts any.
 
     Open sizes are taken from `given`, whose unnamed inputs are matched by position. Raises UsageError for an unreadable
     file, and for inputs that do not fit.
@@ -65,10 +65,10 @@ def open_inputs(path: Path) -> list[str]:
 
 
 def precision(path: Path) -> Precision:
-    """Return the format the file computes in: the type of most of its products' weights; inputs may differ.
+    """Return the format in which the file computes: the type of most of its products' weights; inputs may differ.
 
-    Without products it is the type of its tables, and without tables the type of its first float input. Raises
-    UsageError for bfloat16.
+    Without products, it is the type of the tables, and without tables that of the first float input. Raises UsageError
+    for bfloat16.
     """
     graph = _read(path).graph
     if _is_quantised(graph.node):
@@ -157,10 +157,10 @@ def _sizes(values: Sequence[onnx.ValueInfoProto]) -> dict[str, list[Size]]:
 
 
 def _batch_axes(sizes: Mapping[str, Sequence[Size]]) -> dict[str, int | None]:
-    """Return which axis of each input is the batch, None for an input that a whole batch shares.
+    """Return each input's batch axis, None for an input that a whole batch shares.
 
-    It is the axis that the file calls batch, or leaves open without a name. If there is none, it is the first axis if
-    all inputs share its size name, otherwise the first open axis.
+    This is the axis that the file calls batch, or leaves open without a name. If there is none, it is the first axis if
+    the name of its size is the same in all inputs, otherwise the first open axis.
     """
     lead = next((each[0] for each in sizes.values() if each), None)
     rules: list[Callable[[Size], bool]] = [lambda size: size == lead, lambda size: not isinstance(size, int)]

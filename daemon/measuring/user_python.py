@@ -1,4 +1,4 @@
-"""What a user's Python file reveals without running it: whether it runs as a file, what it defines and imports."""
+"""Inspects a user's Python file without running it: whether it can run as a file, and what it defines and imports."""
 
 import ast
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchd.daemon.errors import UsageError
 
-# a file that uses one of these may define names that do not appear in it
+# a file that uses any of these may define names that do not appear in it
 _DYNAMIC = {"*", "__getattr__", "exec", "globals", "locals", "setattr", "vars"}
 
 

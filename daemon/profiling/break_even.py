@@ -1,9 +1,9 @@
-"""The firing rate at which a spiking net takes as long as its counterpart without spikes, from several sweeps; pure.
+"""Computes the firing rate at which a spiking net takes as long as its counterpart without spikes, from several sweeps.
 
 Between two rates, the ratio of the times is interpolated only if the same kernels ran at both: kernels that skip zeros
-become slower as the rate rises, others do not, and a switch between them makes a step. The curve of one set of kernels
-is assumed never to fall. All values are logarithms of ratios of consecutive measurements, which cancel disturbances
-common to both.
+become slower as the rate rises, others do not, and a switch between them causes a step. The curve for one set of
+kernels is assumed to be non-decreasing. All values are logarithms of ratios of consecutive measurements, which cancel
+disturbances common to both.
 """
 
 import math
@@ -16,7 +16,7 @@ from benchd.daemon.profiling.profile import BreakEven, Crossing, RatePoint, Rate
 
 DRAWS = 500
 _Curve = list[tuple[float, float, str]]  # rate, logarithm of the ratio, kernels
-_Rows = Sequence[Sequence[float]]  # per process, the logarithm at each rate
+_Rows = Sequence[Sequence[float]]  # for each process, the logarithms by rate
 
 
 def conclude(sweeps: Sequence[Sweep]) -> BreakEven:
@@ -43,7 +43,7 @@ def conclude(sweeps: Sequence[Sweep]) -> BreakEven:
 
 
 def _energy(sweeps: Sequence[Sweep], rates: Sequence[tuple[float, str]]) -> Crossing | None:
-    """Return the crossing of the energies, from the rates at which all processes measured them; None if too few."""
+    """Return the crossing of the energies, from rates at which all processes measured them; None if those are few."""
     every = [[(point.joules, point.ann_joules) for point in sweep.points] for sweep in sweeps]
     places = [place for place in range(len(rates)) if all(all(row[place]) for row in every)]
     rows = [[math.log(snn / ann) for snn, ann in (row[place] for place in places) if snn and ann] for row in every]
@@ -70,7 +70,7 @@ def _curve(rates: Sequence[tuple[float, str]], rows: _Rows) -> _Curve:
 
 
 def _rising(curve: Sequence[tuple[float, float, str]]) -> Iterator[tuple[float, float, str]]:
-    """Yield the points, with falling ones of the same kernels replaced by their means."""
+    """Yield the points, with falling runs of the same kernels replaced by their means."""
     for _, same in groupby(curve, key=lambda point: point[2]):
         points, pools = list(same), list[list[float]]()
         for _, value, _ in points:

@@ -1,4 +1,4 @@
-"""Runs a ProfileJob's methods: the child with torch, the trace that it writes, the Nsight tools."""
+"""Runs a ProfileJob's methods: the child with torch, the analysis of its trace, and the Nsight tools."""
 
 import signal
 import sys
@@ -42,9 +42,9 @@ NSIGHT: tuple[Method, ...] = ("nsys", "ncu")
 
 @dataclass
 class Found:
-    """The results of one job's methods; `missing` gives the reason for each absent one, `failed` lists failed ones.
+    """The results of a job's methods; `missing` gives the reason for each absent one, `failed` lists failed methods.
 
-    `interrupted` means that an Nsight tool was interrupted after the child had ended.
+    `interrupted` is set if an Nsight tool was interrupted after the child had ended.
     """
 
     collected: Collected
@@ -61,9 +61,9 @@ class Found:
 
 
 def gather(session: Session, job: ProfileJob, deadline_s: float, kernel_regex: str | None) -> Found:
-    """Run every method of the job, child and tools each with a deadline; a failure affects only its own result.
+    """Run every method of the job, with a deadline for the child and each tool; a failure affects only its own result.
 
-    An interrupt, too, affects only the running method once the child has ended.
+    After the child has ended, an interrupt also affects only the running method.
     """
     foreign = ForeignUse()
     collected = _in_child(session, job, deadline_s)
@@ -103,7 +103,7 @@ def _in_child(session: Session, job: ProfileJob, deadline_s: float) -> Found:
 
 
 def _with_energy(session: Session, job: ProfileJob, deadline_s: float) -> Collected:
-    """Run the child while sampling; its layers get the energy of a run, or a note on why there is none."""
+    """Run the child while sampling; add the energy of a run to its layers, or the reason why there is none."""
     sampler, period_s = session.sampler([]), session.config.sampling.period_s
     power = sampler.samples.power
     lasting_s = max(LEAST_S, energy.idle_s(power, period_s)) if power else 0.0
@@ -119,7 +119,7 @@ def _with_energy(session: Session, job: ProfileJob, deadline_s: float) -> Collec
 
 
 def _joules(sampler: SamplerProcess, window: Window | None, inferences: int, period_s: float) -> float | None:
-    """Return the energy per inference in a window, idle power included; None if it was not measured."""
+    """Return the energy per inference in a window, including idle power; None if it was not measured."""
     if window is None:
         return None
     read = sampler.samples.raw(Window(0, time.monotonic_ns()))
@@ -160,7 +160,7 @@ def _measured(layers: LayersProfile, sampler: SamplerProcess, read_period_s: flo
 
 
 def _collect(session: Session, job: ProfileJob, deadline_s: float) -> Collected:
-    """Return the child's answer, which is an error if it dies or takes too long."""
+    """Return the child's answer, or an error if it dies or takes too long."""
     until_s = time.monotonic() + deadline_s
     with Child(CHILD, job, msgspec.json.Decoder(Stage | Collected)) as child:
         while (left_s := until_s - time.monotonic()) > 0:
@@ -181,7 +181,7 @@ def _ending(code: int) -> str:
 
 
 def read_trace(collected: Found, job: ProfileJob, name: str) -> None:
-    """Add the tables of the trace with this name in the output folder, or why it is unusable."""
+    """Add the tables for the trace with this name in the output folder, or the reason why it is unusable."""
     is_cuda = job.device != "cpu"
     try:
         read = trace.read(Path(job.output, name))

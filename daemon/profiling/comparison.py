@@ -1,4 +1,4 @@
-"""Compares two profiles: the operators, kernels and layers whose time changed by more than the steps vary."""
+"""Compares two profiles: finds operators, kernels and layers whose time changed by more than the steps vary."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from benchd.daemon.profiling.profile import Profile, TorchProfile, median_step
 from benchd.daemon.verdicts import doubts, sameness
 
 LEAST_SHARE = 0.002
-"""The smallest change that is shown, as a share of A's step time."""
+"""The smallest change to show, as a share of A's step time."""
 
 
 class ProfileChange(NamedTuple):
@@ -27,10 +27,10 @@ class ProfileChange(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """What changed (by kind, largest first), how many entries did not, and how else the profiles differ.
+    """The changes (by kind, largest first), the number of unchanged entries, and other differences of the profiles.
 
-    `noise` is how much steps vary within a profile, as a share of their time: smaller changes are not told apart.
-    `mark` follows each figure if other load disturbed one of the profiles.
+    `noise` is the variation of the steps within a profile, as a share of their time: smaller changes cannot be
+    distinguished. `mark` follows each figure if other programs disturbed one of the profiles.
     """
 
     step: ProfileChange
@@ -97,7 +97,7 @@ def _times(profile: Profile) -> dict[str, dict[str, float]]:
 
 
 def _differences(a: Profile, b: Profile) -> list[str]:
-    """Return how else the profiles differ, in words."""
+    """Return the other differences between the profiles, in words."""
     sides = {"case": (a.case_id, b.case_id), "workload": (a.workload, b.workload), "device": (a.device_id, b.device_id)}
     differences = [f"{name}: {one} and {other}" for name, (one, other) in sides.items() if one != other]
     differences += sameness.environment_differences(a.environment, b.environment)
@@ -105,5 +105,5 @@ def _differences(a: Profile, b: Profile) -> list[str]:
 
 
 def mark(profile: Profile) -> str:
-    """Return the suffix for each figure of a profile, empty if nothing disturbed it."""
+    """Return the suffix for each figure of a profile, which is empty unless it was disturbed."""
     return f" ({doubts.BUSY['busy_machine']})" if profile.is_disturbed else ""

@@ -1,4 +1,4 @@
-"""How well a case fills a GPU: the three occupancies of a Record, from a trace and hardware counters."""
+"""Computes how well a case fills a GPU: the three occupancies of a Record, from a trace and hardware counters."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -12,10 +12,10 @@ from benchd.daemon.records import Occupancy
 
 
 def of_trace(traced: Trace, counted: float | None, reason: str) -> Occupancy | str:
-    """Return the trace's occupancies and the hardware's count, as shares of the warps that fit, or why there are none.
+    """Return the trace's and the hardware's occupancies, as shares of the warps that fit, or why there are none.
 
-    The device is the first kernel's. The trace's values are means over kernel time; the hardware counts over elapsed
-    time, including the gaps between launches.
+    They are for the first kernel's device. The trace's values are means over kernel time; the hardware's are over
+    elapsed time, including the gaps between launches.
     """
     missing = traced.missing_kernels()
     if missing:

@@ -1,7 +1,7 @@
 """The contents of a profile: the result of each method as typed tables, and the conclusions.
 
-Times are nanoseconds, shares are 0 to 1. Values that a method did not provide are None or absent, with the reason in
-`missing`.
+Times are nanoseconds, shares are 0 to 1. Values that a method did not provide are None or absent, and `missing` gives
+the reason.
 """
 
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ METHODS: tuple[Method, ...] = ("torch", "memory", "benchmark", "layers", "break-
 
 
 class ProfileJob(Job, frozen=True, kw_only=True):
-    """The job of the child with torch.
+    """The job for the child with torch.
 
-    `capture` marks the child of an Nsight tool: it opens the capture range around its active steps and writes no table
-    itself. With a power sensor, the method `layers` repeats the forward pass for `energy_s`, and for `hold_s` before
-    and after. `sweeps` is the number of processes for `break-even`.
+    `capture` marks the child of an Nsight tool: it opens the capture range around its active steps and does not write
+    tables itself. With a power sensor, the method `layers` repeats the forward pass for `energy_s`, and for `hold_s`
+    before and after. `sweeps` is the number of processes for `break-even`.
     """
 
     workload: Workload
@@ -53,9 +53,9 @@ class Operator(Struct, frozen=True, kw_only=True):
 
 
 class StepTime(Struct, frozen=True, kw_only=True):
-    """One active step; `by_category` divides its whole duration, the device before the host if both are working.
+    """One active step; `by_category` divides its whole duration, counting the device first if both are working.
 
-    A `device_copy` stays inside the GPU, a `memcpy` is to or from the host.
+    A `device_copy` stays inside the GPU; a `memcpy` is to or from the host.
     """
 
     number: int
@@ -76,8 +76,8 @@ class KernelRow(Struct, frozen=True, kw_only=True):
     """All kernels of one name over all active steps.
 
     `estimated_occupancy` is computed from the launches and weighted by time; `theoretical_occupancy` and
-    `measured_occupancy` are ncu's. `limits` lists the resources that limit the longest launch. `operator` is the one
-    that launched the kernel most often. `tensor_cores_by` is the source of `tensor_cores`.
+    `measured_occupancy` are ncu's. `limits` lists the resources that limit the longest launch. `operator` is the
+    operator that launched the kernel most often. `tensor_cores_by` is the source of `tensor_cores`.
     """
 
     name: str
@@ -111,10 +111,10 @@ class GpuUse(Struct, frozen=True, kw_only=True):
 
 
 class Synchronization(Struct, frozen=True, kw_only=True):
-    """Calls in which the host waits for the device; `idle_after_ns` is the device's wait for the next launch.
+    """Calls in which the host waits for the device; `idle_after_ns` is how long the device then waits for a launch.
 
-    A call counts at most its own duration of that wait. `operator` is the outermost operator around the call, such as
-    aten::item; `launches_after` counts launches that could have been issued earlier.
+    At most the call's own duration of that wait is counted. `operator` is the outermost operator around the call, such
+    as aten::item; `launches_after` counts launches that could have been issued earlier.
     """
 
     name: str
@@ -126,7 +126,7 @@ class Synchronization(Struct, frozen=True, kw_only=True):
 
 
 class TorchProfile(Struct, frozen=True, kw_only=True):
-    """torch.profiler's tables of the active steps; the trace file is next to the profile."""
+    """torch.profiler's tables for the active steps; the trace file is next to the profile."""
 
     trace: str
     steps: list[StepTime]
@@ -150,14 +150,14 @@ class Allocation(Struct, frozen=True, kw_only=True):
 
 
 class MemoryPoint(Struct, frozen=True, kw_only=True):
-    """The memory held at a time since the step began, by category."""
+    """The memory in use at a time since the step began, by category."""
 
     t_ns: int
     by_category: dict[str, int]
 
 
 class MemoryProfile(Struct, frozen=True, kw_only=True):
-    """Memory over one step on `device`: `peak_bytes` is the allocator's, the rest is by purpose of the memory."""
+    """Memory during one step on `device`: `peak_bytes` is the allocator's peak, the rest is by purpose."""
 
     device: str
     peak_bytes: int
@@ -180,7 +180,7 @@ class Distribution(Struct, frozen=True, kw_only=True):
 
 
 class BenchmarkProfile(Struct, frozen=True, kw_only=True):
-    """Speed without a profiler; `overhead` is the torch profiler's cost as a share of the plain step."""
+    """Speed without a profiler; `overhead` is the torch profiler's cost as a share of the plain step's time."""
 
     step: Distribution
     throughput_per_s: float
@@ -192,11 +192,11 @@ class BenchmarkProfile(Struct, frozen=True, kw_only=True):
 class LayerRow(Struct, frozen=True, kw_only=True):
     """A component or a layer: its synchronised time, and its minimum work for one batch.
 
-    Rows without `parent` divide the whole run, and rows with the same parent divide that parent; `share` is relative to
-    the whole run. A part's `ns` is its median over the runs, `low_ns` and `high_ns` its shortest and longest; for a
-    group they are sums over its parts. `synaptic_operations` counts one per spike and synapse it reaches, exactly,
-    including borders and strides; `wasted_spikes` reach none or cancel each other. Both and the energies are per image,
-    `spike_rate` is per neuron per time step.
+    Rows without `parent` add up to the whole run, and rows with the same parent to that parent; `share` is relative to
+    the whole run. For a part, `ns` is the median over the runs, `low_ns` the shortest and `high_ns` the longest time;
+    for a group, they are sums over its parts. `synaptic_operations` is the exact number of pairs of a spike and a
+    synapse that it reaches, considering borders and strides; `wasted_spikes` reach none or cancel each other. Both and
+    the energies are per image, `spike_rate` is per neuron per time step.
     """
 
     name: str
@@ -216,7 +216,7 @@ class LayerRow(Struct, frozen=True, kw_only=True):
 
 
 class Sparsity(Struct, frozen=True, kw_only=True):
-    """NeuroBench's sparsities of one module: the shares of zeros among its weights and among its outputs."""
+    """NeuroBench's sparsities for one module: the shares of zeros among its weights and among its outputs."""
 
     name: str
     connection: float | None
@@ -226,13 +226,14 @@ class Sparsity(Struct, frozen=True, kw_only=True):
 class LayersProfile(Struct, frozen=True, kw_only=True):
     """The time of a forward pass by component and by layer.
 
-    `fused_ns` is a run without inner synchronisation, `synchronised_ns` one with a synchronisation at each boundary of
-    `layers`, both medians over the runs: the difference is the cost of synchronisation. `run_ns` are the fused runs and
-    `variation` their standard deviation divided by their mean. `loading` is the construction of the model, if it has
-    parts. `measured_energy_j` is per image, over `energy_window`, in which `energy_images` ran without segment
-    boundaries. `sparsity` covers nets whose neurons or activations are modules.
+    `fused_ns` is the time of a run without inner synchronisation, `synchronised_ns` of one with a synchronisation at
+    each boundary of `layers`, both medians over the runs; the difference is the cost of synchronisation. `run_ns` are
+    the fused runs and `variation` their standard deviation divided by their mean. `loading` is the time to construct
+    the model, if it has parts. `measured_energy_j` is per image, over `energy_window`, in which `energy_images` ran
+    without segment boundaries. `sparsity` is for nets whose neurons or activations are modules.
 
-    With `timed_by`, that runtime timed its own layers: there are no components, and `synchronised_ns` is their sum.
+    `timed_by` is a runtime that timed its own layers: there are then no components, and `synchronised_ns` is the sum of
+    the layers.
     """
 
     components: list[LayerRow]
@@ -253,9 +254,10 @@ class LayersProfile(Struct, frozen=True, kw_only=True):
 
 
 class RateTimes(Struct, kw_only=True):
-    """One process at one firing rate: medians of a few runs, each followed by the net without spikes.
+    """One process at one firing rate: medians over a few runs, each followed by a run of the net without spikes.
 
-    `kernels` lists those that convolved spikes. With a power sensor, both nets were repeated over their windows.
+    `kernels` lists the kernels that convolved spikes. With a power sensor, both nets were repeated for the length of a
+    window.
     """
 
     rate: float
@@ -271,7 +273,7 @@ class RateTimes(Struct, kw_only=True):
 
 
 class Sweep(Struct, frozen=True, kw_only=True):
-    """One process of the method `break-even`: the points by rate, and the net with its own spikes."""
+    """One process of the method `break-even`: the points by rate, and the net at its own firing rate."""
 
     ann: str
     time_steps: int
@@ -282,8 +284,8 @@ class Sweep(Struct, frozen=True, kw_only=True):
 class Crossing(Struct, frozen=True, kw_only=True):
     """The firing rate, in spikes per neuron per step, at which a spiking net costs as much as the net without spikes.
 
-    `answer` says whether there is one between 0 and 1; the interval is a 95 % bootstrap over processes, from the draws
-    that cross, and `without` is the share of draws that do not.
+    `answer` says whether there is one between 0 and 1; the 95 % interval is from a bootstrap over processes, using the
+    resamples whose curves cross, and `without` is the share of resamples whose curves do not.
     """
 
     answer: Literal["crosses", "always slower", "always faster"]
@@ -306,9 +308,9 @@ class RatePoint(Struct, frozen=True, kw_only=True):
 class BreakEven(Struct, frozen=True, kw_only=True):
     """The firing rate at which a spiking net takes the time and, if measured, the energy of `ann`.
 
-    `halves` are the crossings from each half of the points (every other one), and `halves_differ` is the larger
-    relative error of one half's curve at the other's crossing. `own` is the net with its own spikes, and `predicted`
-    the ratio that the curve gives for its rate.
+    `halves` are the crossings fitted to each half of the points (every second one), and `halves_differ` is the larger
+    relative error of one half's curve at the other's crossing. `own` is the net at its own firing rate, and `predicted`
+    the curve's ratio for that rate.
     """
 
     ann: str
@@ -324,7 +326,7 @@ class BreakEven(Struct, frozen=True, kw_only=True):
 
 
 class Range(Struct, frozen=True, kw_only=True):
-    """The NVTX ranges of one name, as summed up by nsys."""
+    """The NVTX ranges of one name, as summed by nsys."""
 
     name: str
     calls: int
@@ -342,14 +344,14 @@ class NsightSystems(Struct, frozen=True, kw_only=True):
 
 
 class NsightCompute(Struct, frozen=True, kw_only=True):
-    """ncu's counters; ncu replays kernels, so none of its times is a latency."""
+    """ncu's counters; because ncu replays kernels, its times are not latencies."""
 
     report: str
     kernels: list[KernelRow]
 
 
 class Frame(Struct, frozen=True):
-    """A bar of an icicle: whole calls made from the frame with index `parent`; the first frame has no parent."""
+    """A bar of an icicle: complete calls made from the frame with index `parent`; the first frame has no parent."""
 
     name: str
     parent: int | None
@@ -357,10 +359,10 @@ class Frame(Struct, frozen=True):
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One conclusion: the problem, its evidence, the largest gain of a remedy, and the variant that tests it.
+    """One conclusion: the problem, its evidence, the maximum gain from a remedy, and the variant that tests the remedy.
 
-    `expected` is the predicted time of a step divided by the present one, `measured` the ratio measured with the tested
-    variant. If the test uses another `batch_size`, both are per image.
+    `expected` is the predicted time of a step divided by its present time, `measured` the ratio measured with the
+    tested variant. If the test uses a different `batch_size`, both are per image.
     """
 
     rule: str
@@ -378,7 +380,7 @@ class Finding(Struct, frozen=True, kw_only=True):
 class Profile(Struct, frozen=True, kw_only=True):
     """All methods of one case on one device; `missing` gives the reason for each absent method or figure.
 
-    `nesting` is the median step as nested calls, in device time if it ran kernels, else in host time. `foreign_cpus` is
+    `nesting` shows the median step as nested calls, in device time if kernels ran, else in host time. `foreign_cpus` is
     the mean number of CPUs that other processes used during the profile.
     """
 
@@ -410,19 +412,19 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     @property
     def is_disturbed(self) -> bool:
-        """Return whether other processes used the CPUs, so that times are too long and gains uncertain."""
+        """Return whether other processes used the CPUs, which makes times too long and gains uncertain."""
         return self.foreign_cpus is not None and self.foreign_cpus > FOREIGN_CPUS
 
     @property
     def measured(self) -> bool:
-        """Return whether any method gave a result."""
+        """Return whether any method produced a result."""
         return any(getattr(self, method.replace("-", "_")) is not None for method in METHODS)
 
 
 class Collected(Struct, frozen=True, kw_only=True, tag="collected"):
     """The child's answer: each method's result; the trace is a file in the output folder that the parent reads.
 
-    `failed` lists the methods in `missing` that failed; the others do not apply to this case.
+    `failed` lists those methods in `missing` that failed; the others do not apply to this case.
     """
 
     model: ModelFacts | None = None

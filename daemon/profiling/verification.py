@@ -1,4 +1,4 @@
-"""`--verify`: the variants that findings propose, compared with the profiled case in alternating fresh processes."""
+"""`--verify`: compares the variants that findings propose with the profiled case, in alternating fresh processes."""
 
 from statistics import median
 from typing import Literal, TextIO
@@ -15,7 +15,7 @@ from benchd.daemon.verdicts.compare import Comparison
 from benchd.daemon.verdicts.effects import MIN_EFFECT, Answer
 from benchd.models import catalog
 
-MOST_CASES = 3  # the number of proposed cases to measure
+MOST_CASES = 3  # maximum number of proposed cases to measure
 
 _VERDICTS: dict[Answer, Literal["confirmed", "refuted", "inconclusive"]] = {
     "faster": "confirmed",
@@ -26,7 +26,7 @@ _VERDICTS: dict[Answer, Literal["confirmed", "refuted", "inconclusive"]] = {
 
 
 def tried(profile: Profile, pairs: int, session: Session, err: TextIO) -> Profile:
-    """Return the profile with the verdicts on the measured cases; `missing` says why a proposed case has none.
+    """Return the profile with verdicts on the measured cases; `missing` says why a proposed case has none.
 
     The session's sinks get the records of both sides. Raises KeyboardInterrupt after an interrupt.
     """
@@ -59,7 +59,7 @@ def _compared(cases: list[str], pairs: int, session: Session, err: TextIO) -> Co
 
 
 def case_for(profile: Profile, finding: Finding) -> Case | None:
-    """Return the profiled case with the finding's changes; None if no variant tests it."""
+    """Return the profiled case with the finding's changes; None if no variant can test the finding."""
     if finding.variant is None:
         return None
     options = profile.case.options | finding.options
@@ -76,8 +76,8 @@ def case_for(profile: Profile, finding: Finding) -> Case | None:
 def verified(profile: Profile, finding: Finding, made: Comparison) -> Finding:
     """Return the finding with its verdict, from a live comparison of at least two pairs of both cases.
 
-    Slower or equal means refuted. Faster with a failed numerical check is inconclusive, as in a comparison. Both times
-    are added to the evidence, per image if the batch size differs.
+    The finding is refuted if the variant is not faster, and inconclusive if it is faster but fails the numerical check,
+    as in a comparison. Both times are added to the evidence, per image if the batch sizes differ.
     """
     images = (finding.batch_size or profile.case.batch_size) / profile.case.batch_size
     verdict = made.verdict

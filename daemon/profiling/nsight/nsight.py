@@ -1,8 +1,8 @@
-"""Nsight Systems and Nsight Compute: their command lines, and their runs if they are installed.
+"""Runs Nsight Systems and Nsight Compute, if they are installed, and builds their command lines.
 
 Both start the profiling child, which opens the capture range around its active steps. Its job is a file in the output
-folder, so that the printed command can be run by hand. If the tool is missing, the answer gives the package that
-provides it and the command to run.
+folder, so that the printed command can be run by hand. If a tool is missing, the answer gives the package that provides
+it and the command to run.
 """
 
 import os
@@ -61,7 +61,7 @@ _NCU_PROFILE = [
     "--force-overwrite",
     f"--metrics={','.join(nsight_csv.METRICS)}",
 ]
-# base units, because others are rounded to three digits
+# base units, because values in other units are rounded to three digits
 _NCU_PAGE = ["--csv", "--page=raw", "--print-units=base"]
 
 
@@ -112,7 +112,7 @@ def _printed(job: ProfileJob, record: list[str], read: list[str], deadline_s: fl
 
 
 def _job_file(job: ProfileJob, tool: str) -> Path:
-    """Write the child's job, so that it can be run again by hand; raise Unsupported if it cannot be written."""
+    """Write the child's job to a file, so that it can be rerun by hand; raise Unsupported if that fails."""
     path = Path(job.output, f"{tool}.job.json").resolve()
     try:
         path.write_bytes(msgspec.json.encode(msgspec.structs.replace(job, capture=True)))
@@ -122,13 +122,13 @@ def _job_file(job: ProfileJob, tool: str) -> Path:
 
 
 def _reason(output: str) -> str | None:
-    """Return why the child failed, from its answer in the printed output; None if it gave none."""
+    """Return why the child failed, from its answer in the printed output; None if it did not say."""
     match = re.search(r'"error":("(?:[^"\\]|\\.)*")', output)
     return msgspec.json.decode(match[1], type=str) if match else None
 
 
 def _run(command: list[str], stdin: Path, deadline_s: float, environment: dict[str, str]) -> str:
-    """Return the output of a tool and its child, with all processes ended; raise Unsupported if they fail."""
+    """Run a tool and its child, end all their processes and return their output; raise Unsupported if they fail."""
     with (
         stdin.open("rb") as job,
         subprocess.Popen(
@@ -149,7 +149,7 @@ def _run(command: list[str], stdin: Path, deadline_s: float, environment: dict[s
         finally:
             with suppress(ProcessLookupError):  # already gone
                 os.killpg(child.pid, signal.SIGKILL)
-            child.wait()  # Popen itself waits only a quarter of a second after an interrupt
+            child.wait()  # after an interrupt, Popen itself waits only a quarter of a second
     if any(mark in output for mark in _NO_PERMISSION):
         raise Unsupported(f"may not read the GPU's counters: {COUNTERS_CURE}")
     if child.returncode:

@@ -1,6 +1,6 @@
-"""The tables of `nsys stats` (2023.1 and newer) and of ncu's raw page (2022 and newer), from their CSV.
+"""Parses the CSV of `nsys stats` (2023.1 and newer) and of ncu's raw page (2022 and newer).
 
-Both print other lines around the tables, quote names with commas, and may use thousands separators.
+Both print other lines around the tables, quote names that contain commas, and may use thousands separators.
 """
 
 import csv
@@ -18,7 +18,7 @@ _MEASURED = "sm__warps_active.avg.pct_of_peak_sustained_active"
 _THEORETICAL = "sm__maximum_warps_per_active_cycle_pct"
 _REGISTERS = "launch__registers_per_thread"
 _SHARED = ("launch__shared_mem_per_block_static", "launch__shared_mem_per_block_dynamic")
-# not every architecture counts both
+# some architectures count only one of them
 _TENSOR_CORES = (
     "sm__inst_executed_pipe_tensor.sum",
     "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
@@ -34,7 +34,7 @@ _BASE_UNITS = {_DURATION: ("ns", "nsecond"), **dict.fromkeys(_SHARED, ("byte/blo
 
 
 def systems(text: str, report: str) -> NsightSystems:
-    """Return the tables of `nsys stats --format=csv`, in nanoseconds; raise Unsupported if it has no kernel."""
+    """Return the tables of `nsys stats --format=csv`, in nanoseconds; raise Unsupported if they contain no kernel."""
     rows = list(_nsys_rows(text))
     kernels = [_nsys_kernel(row) for row in rows if "Name" in row and "Instances" in row]
     if not kernels:
@@ -48,7 +48,7 @@ def systems(text: str, report: str) -> NsightSystems:
 
 
 def _nsys_rows(text: str) -> Iterator[dict[str, str]]:
-    """Yield the rows of all tables by column; lines between the tables differ in length from the headers."""
+    """Yield the rows of all tables by column; lines between the tables are recognised by their different length."""
     header: list[str] = []
     for row in csv.reader(text.splitlines()):
         if "Total Time (ns)" in row:
@@ -96,7 +96,7 @@ def _number(text: str) -> float:
 
 
 def compute(text: str, report: str) -> NsightCompute:
-    """Return the kernels of `ncu --csv --page=raw --print-units=base` by name, longest first.
+    """Return the kernels in the output of `ncu --csv --page=raw --print-units=base` by name, longest first.
 
     Raises Unsupported if there are none, or if a unit is not the base unit.
     """
@@ -111,7 +111,7 @@ def compute(text: str, report: str) -> NsightCompute:
 
 
 def _ncu_rows(text: str) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
-    """Yield each launch's cells and units by column; the units are the row below the header, without an ID."""
+    """Yield each launch's cells and units by column; the units are in the row below the header, which has no ID."""
     header: list[str] = []
     units: dict[str, str] = {}
     for row in csv.reader(text.splitlines()):
@@ -126,7 +126,7 @@ def _ncu_rows(text: str) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
 
 
 def _ncu_launch(cells: dict[str, str], units: dict[str, str]) -> KernelRow:
-    """Return one launch as a row; a value that this GPU does not count is None."""
+    """Return one launch as a row; values that this GPU does not count are None."""
     for metric, known in _BASE_UNITS.items():
         if units.get(metric, known[0]) not in known:
             raise Unsupported(f"ncu gave {metric} in {units[metric]!r}, not in {known[0]}")
@@ -155,7 +155,7 @@ def _ncu_launch(cells: dict[str, str], units: dict[str, str]) -> KernelRow:
 def _counted(cells: dict[str, str], metric: str) -> float | None:
     try:
         return _number(cells[metric])
-    except (KeyError, ValueError):  # the column is absent or n/a: this GPU does not count it
+    except (KeyError, ValueError):  # the column is absent or n/a, because this GPU does not count it
         return None
 
 
@@ -172,7 +172,7 @@ def _limits(cells: dict[str, str]) -> list[str]:
 
 
 def _together(launches: list[KernelRow]) -> KernelRow:
-    """Return a kernel's launches as one row: occupancies weighted by time, the configuration of the longest launch."""
+    """Return a kernel's launches as one row: occupancies weighted by time, and the longest launch's configuration."""
     total_ns = sum(launch.mean_ns for launch in launches)
     used = [launch.tensor_cores for launch in launches if launch.tensor_cores is not None]
     return msgspec.structs.replace(

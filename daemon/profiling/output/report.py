@@ -1,4 +1,4 @@
-"""A profile as a page and as Markdown: the findings first, then every table."""
+"""Writes a profile as a page and as Markdown: the findings first, then every table."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from benchd.daemon.reporting.report import require_page
 from benchd.daemon.reporting.tables import escaped, markdown_table
 
 MARKDOWN_ROWS = 30
-"""The rows of a longer table that the Markdown shows, except the model's parts, which are all shown."""
+"""The maximum number of rows per table in Markdown, except for the model's parts, which are all shown."""
 
 PARTS = ("Components", "Layers")
 

@@ -1,4 +1,4 @@
-"""The page of a profile: findings, four charts and every table in one HTML file that needs no network."""
+"""The page of a profile: findings, four charts and every table in one HTML file that works offline."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from benchd.daemon.reporting.page import Chart, render
 from benchd.daemon.reporting.results_table import figure
 
 ROWS = 200
-"""The rows of a longer table that the page shows; profile.json holds all rows."""
+"""The maximum number of rows per table on the page; profile.json contains all rows."""
 
 TEMPLATE = Path(__file__).parent / "templates" / "profile.html"
 
@@ -47,7 +47,7 @@ def _steps(profile: Profile) -> Chart:
 
 
 def _icicle(profile: Profile) -> Chart:
-    """Return the nesting, each frame with the time outside its children."""
+    """Return the nested frames, each with the time outside its children."""
     frames = profile.nesting
     inner: Counter[int | None] = Counter()
     for frame in frames:

@@ -1,4 +1,4 @@
-"""A profile for a reader: its tables as text with units in the headings, and each finding as lines."""
+"""A profile for human readers: its tables as text with units in the headings, and each finding as lines."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ from benchd.daemon.reporting.results_table import figure
 MIB = 2**20
 BUSY = "times are too long and gains uncertain; run it again on a quiet machine"
 INDENT = "\u00a0"
-"""The prefix of a part of the row above: a space that HTML does not collapse."""
+"""The prefix of a row that is part of the row above: a space that HTML does not collapse."""
 
 Row = TypeVar("Row")
 Columns = Mapping[str, Callable[[Row], str]]
@@ -51,7 +51,7 @@ class Section(NamedTuple):
 
 
 def sections(profile: Profile, sort: str) -> list[Section]:
-    """Return the available tables, operators sorted by `sort`; columns and tables without a value are left out.
+    """Return the available tables, with operators sorted by `sort`; columns and tables without values are left out.
 
     Raises UsageError for an unknown column.
     """
@@ -82,7 +82,7 @@ def _sections(profile: Profile, sort: str) -> Iterator[Section]:
 
 
 def all_finding_lines(profile: Profile) -> list[list[str]]:
-    """Return the lines of each finding; predictions have as many digits as the noise of the steps allows."""
+    """Return the lines of each finding; predictions have as many digits as the noise of the steps permits."""
     suffix = mark(profile)
     made = [finding_lines(finding, digits(profile)) for finding in profile.findings]
     return [[f"{title}{suffix}", *others] for title, *others in made]
@@ -115,14 +115,14 @@ def finding_lines(finding: Finding, of_times: int) -> list[str]:
 
 
 def warning(profile: Profile) -> str | None:
-    """Return what puts every figure of the profile in doubt, None on a quiet machine."""
+    """Return a warning that applies to every figure of the profile, None if the machine was quiet."""
     if not profile.is_disturbed:
         return None
     return f"busy machine: other processes used {profile.foreign_cpus:.2g} CPUs during the profile: {BUSY}"
 
 
 def _times(ratio: float, of_times: int) -> str:
-    has_factor = ratio > 0 and of_times > 1  # with one digit each, the two would disagree
+    has_factor = ratio > 0 and of_times > 1  # rounded to one digit each, the two would contradict each other
     faster = f" ({1 / ratio:.{of_times}g}x as fast)" if has_factor else ""
     return f"{ratio:.{of_times}g} of the time{faster}"
 
@@ -183,7 +183,7 @@ def _torch(traced: TorchProfile, sort: str) -> Iterator[Section]:
 
 
 def _categories(traced: TorchProfile) -> Section:
-    """Return the median step's time by category; the device counts before the host if both are working."""
+    """Return the median step's time by category; if device and host are both working, the device's counts."""
     step = median_step(traced.steps)
     rows = [
         [name.replace("_", " "), figure(ns, 1e-6), _percent(ns, step.duration_ns)]
@@ -315,7 +315,7 @@ def _benchmark(benchmark: BenchmarkProfile) -> Section:
 
 
 def _throughput(benchmark: BenchmarkProfile) -> str:
-    # under other load the mean is far above the median, which is also printed
+    # if other programs interfere, the mean is far above the median, which is also printed
     mean_ms = figure(benchmark.step.mean_ns, 1e-6)
     return f"{figure(benchmark.throughput_per_s)} images per second, from a mean step of {mean_ms} ms"
 
@@ -389,7 +389,7 @@ def _run_taken(layers: LayersProfile) -> str:
 
 
 def _indented(rows: Sequence[LayerRow]) -> list[LayerRow]:
-    """Return the rows with the parts of a group indented."""
+    """Return the rows, with the parts of a group indented."""
     depths: dict[str | None, int] = {None: -1}
     for row in rows:
         depths[row.name] = depths[row.parent] + 1

@@ -22,7 +22,7 @@ def print_profile(out: TextIO, findings: Sequence[Sequence[str]], sections: Sequ
     for section in sections:
         if section.words < len(section.headings):
             console.print(_section_table(section))
-        else:  # as lines, so that a command in one can be copied
+        else:  # printed as lines, so that a command in them can be copied
             console.print("\n".join([section.title, *map(": ".join, section.rows)]), markup=False)
         if section.note:
             console.print(section.note, markup=False)
@@ -36,7 +36,7 @@ def print_profile(out: TextIO, findings: Sequence[Sequence[str]], sections: Sequ
 
 
 def print_compared(out: TextIO, comparison: Compared) -> None:
-    """Print what changed from A to B, largest change first, and how else the profiles differ."""
+    """Print the changes from A to B, largest first, and any other differences between the profiles."""
     console = console_on(out)
     columns = ["what", *figures("A ms", "B ms", "B - A ms", "change %")]
     print_rows(console, columns, [_changed(comparison.step)], f"time per step, B against A{comparison.mark}")

@@ -1,7 +1,7 @@
-"""Figures and texts that conclusions are based on: parts of a step, of its work and of its layers.
+"""The figures and texts on which conclusions are based: parts of a step, of its work and of its layers.
 
-The work of a step is its kernels on a GPU, and its operators by self time on a CPU. A method that did not run yields no
-rows, and shares of 0.
+The work of a step is its kernels on a GPU, and its operators by self time on a CPU. Without a method's result, there
+are no rows, and shares are 0.
 """
 
 import re
@@ -30,7 +30,7 @@ class WorkRow:
 class Part:
     """Part of the work, longest row first: its shares of all work and of the steps' time, and each row as text.
 
-    Concurrent kernels share the time in which the GPU works: `of_step` is the most that a step can gain.
+    Concurrent kernels share the time in which the GPU is working: `of_step` is the most that a step can gain.
     """
 
     rows: list[WorkRow]
@@ -61,17 +61,17 @@ def step_share(profile: Profile, *categories: Category) -> float:
 
 
 def busy(profile: Profile) -> float:
-    """Return the share of the steps' time spent on their work: with a kernel running, or in operators on a CPU."""
+    """Return the share of the steps' time spent on their work: with a kernel running or, on a CPU, in operators."""
     return step_share(profile, "kernel") if gpus(profile) else of_steps(profile, sum(row.ns for row in rows(profile)))
 
 
 def host_share(profile: Profile) -> float:
-    """Return the share of the steps' time in which only the host works, in calls or between them."""
+    """Return the share of the steps' time in which only the host is working, in calls or between them."""
     return step_share(profile, "runtime", "cpu", "other")
 
 
 def of_steps(profile: Profile, ns: float) -> float:
-    """Return a time over all active steps as a share of their total time, at most 1."""
+    """Return a time, summed over all active steps, as a share of their total time, at most 1."""
     total = step_ns(profile) * steps(profile)
     return min(1.0, ns / total) if total else 0.0
 
@@ -120,7 +120,7 @@ def part(profile: Profile, selected: Iterable[WorkRow]) -> Part:
 
 
 def occupancy(counted: Mapping[str, KernelRow], kernel: KernelRow) -> float | None:
-    """Return a kernel's occupancy measured by ncu, otherwise the one its launches allow, 0 to 1.
+    """Return a kernel's occupancy as measured by ncu, otherwise as allowed by its launches, 0 to 1.
 
     `counted` is the result of `by_counters`.
     """
@@ -129,10 +129,10 @@ def occupancy(counted: Mapping[str, KernelRow], kernel: KernelRow) -> float | No
 
 
 def by_counters(profile: Profile) -> dict[str, KernelRow]:
-    """Return ncu's rows by their kernels' names in the trace; kernels that it did not count are absent.
+    """Return ncu's rows by the kernels' names in the trace; kernels that ncu did not count are absent.
 
-    ncu spells template arguments and parameters differently. If it has no kernel with the same full name, the plain
-    name is used if it belongs to exactly one kernel on each side.
+    ncu spells template arguments and parameters differently. If no kernel has the same full name, the plain name is
+    used, provided that it belongs to exactly one kernel on each side.
     """
     if not (profile.ncu and profile.torch):
         return {}
@@ -150,7 +150,7 @@ def plain_name(kernel: str) -> str:
 
 
 def layers(profile: Profile) -> list[LayerRow]:
-    """Return the table's layers that have no parts; together they make up the run. Empty for a runtime's own layers."""
+    """Return the layers without parts, which together make up the run; empty for a runtime's own layers."""
     every = profile.layers.layers if profile.layers and not profile.layers.timed_by else []
     groups = {row.parent for row in every}
     return [row for row in every if row.name not in groups]

@@ -1,8 +1,8 @@
-"""Rules over a profile's tables: problems, the largest gain of each remedy, and the variant that tests it.
+"""Rules that find problems in a profile's tables, the maximum gain from each remedy, and the variant that tests it.
 
-A rule is a function of the profile that returns one Finding or None; without its method's result it returns None.
-`expected` assumes this remedy alone, fully effective. If several findings propose the same variant, it should have the
-gains of all of them.
+A rule is a function of the profile that returns one Finding or None; without its method's result, it returns None.
+`expected` assumes that only this remedy is applied, with full effect. A variant proposed by several findings should
+combine all their gains.
 """
 
 from collections.abc import Callable
@@ -18,6 +18,6 @@ RULES: tuple[Callable[[Profile], Finding | None], ...] = (
 
 
 def find(profile: Profile) -> list[Finding]:
-    """Return the findings, those with the largest expected gain first and those without one last."""
+    """Return the findings, sorted by expected gain, largest first; those without one come last."""
     findings = [finding for rule in RULES if (finding := rule(profile))]
     return sorted(findings, key=lambda finding: 1.0 if finding.expected is None else finding.expected)

@@ -20,12 +20,13 @@ _ELEMENTWISE = (
 _CPU_CONVOLUTION = r"nnpack_spatial_convolution|mkldnn_convolution|slow_conv2d|thnn_conv2d"
 
 _LOW_OCCUPANCY = 0.5
-_TENSOR_CORE_SPEED = 8  # fp16 with them relative to fp32 without: 4 on a GA102, 8 on an Orin, 15 on an H100
+# speed of fp16 with tensor cores relative to fp32 without: 4 on a GA102, 8 on an Orin, 15 on an H100
+_TENSOR_CORE_SPEED = 8
 _CASTS_A_STEP = 20
 
 
 def scan(profile: Profile) -> Finding | None:
-    """Find a selective scan that dominates. Only our GPU kernels let its form be chosen."""
+    """Find a dominant selective scan. Only our GPU kernels offer a choice of its form."""
     share, of_step, lines = _scan_part(profile)
     if share < 0.3:
         return None
@@ -86,7 +87,7 @@ def _tokens(side: int, patch: int, stride: int) -> int:
 
 
 def dominant_kernel(profile: Profile) -> Finding | None:
-    """Find one kernel with over 30 % of the GPU's time; the scan has its own rule."""
+    """Find a single kernel with over 30 % of the GPU's time, except the scan, which has its own rule."""
     longest = evidence.part(profile, evidence.rows(profile)[:1])
     if not evidence.gpus(profile) or longest.share <= 0.3 or evidence.work(profile, _SCAN).share >= 0.3:
         return None
@@ -101,7 +102,7 @@ def dominant_kernel(profile: Profile) -> Finding | None:
 
 
 def low_occupancy(profile: Profile) -> Finding | None:
-    """Find kernels that fill less than half of the warps; kernels on tensor cores are fast even with few."""
+    """Find kernels that fill less than half of the warps, except those on tensor cores, which are fast even so."""
     counted = evidence.by_counters(profile)
     held = [
         (row, row.kernel, evidence.occupancy(counted, row.kernel))
@@ -163,7 +164,7 @@ def no_tensor_cores(profile: Profile) -> Finding | None:
 
 
 def casts_and_copies(profile: Profile) -> Finding | None:
-    """Find time in casts and copies, which autocast inserts around every operator."""
+    """Find time spent on casts and copies, which autocast inserts around every operator."""
     part = evidence.work(profile, _COPIES)
     operators = profile.torch.operators if profile.torch else []
     casts = sum(row.calls for row in operators if row.name == "aten::_to_copy") / evidence.steps(profile)
@@ -203,7 +204,7 @@ def flips(profile: Profile) -> Finding | None:
 
 
 def cpu_convolution(profile: Profile) -> Finding | None:
-    """Find a dominant eager convolution on a CPU. A spiking net's custom convolution skips the zeros."""
+    """Find a dominant eager convolution on a CPU. For a spiking net, the custom convolution skips the zeros."""
     part = evidence.work(profile, _CPU_CONVOLUTION)
     if part.share < 0.3:
         return None
@@ -223,7 +224,7 @@ def cpu_convolution(profile: Profile) -> Finding | None:
 
 
 def elementwise_chain(profile: Profile) -> Finding | None:
-    """Find a chain of elementwise operators that could be fused, since each reads and writes all its numbers."""
+    """Find a chain of elementwise operators that could be fused, because each reads and writes all its numbers."""
     part = _elementwise(profile)
     kinds = {row.operator for row in part.rows if row.ns >= 0.02 * sum(one.ns for one in part.rows)}
     if part.share < 0.25 or len(kinds) < 3:
@@ -265,7 +266,7 @@ def _neurons(profile: Profile) -> Part:
 
 
 def time_steps(profile: Profile) -> Finding | None:
-    """Find a spiking net dominated by its neurons: time falls with the steps and, if they depend on it, the level."""
+    """Find a spiking net dominated by its neurons, which would take less time with fewer steps or a lower level."""
     share = max(_neurons(profile).share, _elementwise(profile).share)
     options = remedies.options(profile)
     steps = int(options.get("time_steps", 1))
@@ -273,7 +274,7 @@ def time_steps(profile: Profile) -> Finding | None:
         return None
     fewer: dict[str, int] = {"time_steps": steps // 2}
     if "level" in options and int(options["level"]) // 2 - 1 > steps // 2:
-        fewer["level"] = max(4, 2 * (steps // 2) + 2)  # its input is spread over level // 2 - 1 steps
+        fewer["level"] = max(4, 2 * (steps // 2) + 2)  # the input is spread over level // 2 - 1 steps
     tested = [f"{name} {options[name]}, tested with {value}" for name, value in fewer.items()]
     return Finding(
         rule="time_steps",

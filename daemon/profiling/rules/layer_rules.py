@@ -7,8 +7,8 @@ from benchd.daemon.profiling.profile import Finding, LayerRow, Profile
 from benchd.daemon.profiling.rules import evidence, remedies
 from benchd.daemon.profiling.rules.evidence import mib, ms, percent
 
-_LONG_NS = 100e3  # the call overhead alone puts a shorter layer far above its minimum
-_FAR = 10.0  # times the roofline minimum: at full clocks, some layer of a busy device is closer to it
+_LONG_NS = 100e3  # the overhead of calls alone lifts a shorter layer far above its minimum
+_FAR = 10.0  # multiple of the roofline minimum: at full clocks, some layer on a busy device comes closer to it
 _HELD_FOR_LONG = ("parameters", "inputs", "gradients")
 
 
@@ -33,7 +33,7 @@ def out_of_line(profile: Profile) -> Finding | None:
 
 
 def far_from_floor(profile: Profile) -> Finding | None:
-    """Find a busy device on which every long layer is far above its roofline minimum, which no algorithm explains."""
+    """Find a busy device on which every long layer is far above its roofline minimum: no algorithm explains that."""
     known = [row for row in evidence.layers(profile) if row.x_of_floor is not None and row.ns >= _LONG_NS]
     factors = [_over(row) for row in known]
     is_busy = not evidence.gpus(profile) or evidence.step_share(profile, "kernel") >= 0.9
@@ -64,7 +64,7 @@ def _clocks(profile: Profile) -> str:
 
 
 def memory_access(profile: Profile) -> Finding | None:
-    """Find the memory-bound layer, or kind of layer, that is furthest above its roofline, beyond the others."""
+    """Find the memory-bound layer, or kind of layer, that is furthest above its roofline and stands out."""
     rows = [*evidence.layers(profile), *evidence.kinds(profile)]
     usual = median([row.x_of_floor for row in rows if row.x_of_floor is not None] or [0.0])
     slow = [row for row in rows if row.binding == "bytes" and row.share >= 0.1 and _over(row) >= max(5.0, 2 * usual)]
@@ -111,7 +111,7 @@ def late_stages(profile: Profile) -> Finding | None:
 
 
 def backward(profile: Profile) -> Finding | None:
-    """Find a backward pass that takes over three times the forward pass, although it has only twice the products."""
+    """Find a backward pass that takes over three times as long as the forward pass, with only twice the products."""
     timed = profile.benchmark
     if not timed or not timed.forward or not timed.backward:
         return None
@@ -130,7 +130,7 @@ def backward(profile: Profile) -> Finding | None:
 
 
 def memory_peak(profile: Profile) -> Finding | None:
-    """Find a peak ten times the long-lived memory, as caused by activations."""
+    """Find a peak of ten times the long-lived memory, which is usually caused by activations."""
     memory = profile.memory
     held = sum(memory.peak_by_category.get(name, 0) for name in _HELD_FOR_LONG) if memory else 0
     if not memory or not held or memory.peak_bytes < 10 * held:

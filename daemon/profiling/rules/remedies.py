@@ -1,4 +1,4 @@
-"""The variants and options of a profiled case that can test a remedy."""
+"""For a profiled case, the variants and options to measure in order to test a remedy."""
 
 import msgspec
 
@@ -16,9 +16,9 @@ def changed(
     precision: Precision | None = None,
     kernels: Kernels | None = None,
 ) -> str | None:
-    """Return the profiled variant with these changes; None if it already has them or the model cannot run that way.
+    """Return the profiled variant with these changes; None if it already has them or the model does not support them.
 
-    A backend does not replace a CUDA graph or another runtime: its time would not test the finding.
+    A backend does not replace a CUDA graph or a different runtime, whose time would not test the finding.
     """
     case = profile.case
     if backend and case.variant.backend not in ("eager", "compile"):
@@ -35,7 +35,7 @@ def changed(
 
 
 def half(profile: Profile) -> str | None:
-    """Return the variant with fp16 weights, with custom kernels if the model has them; None in half precision."""
+    """Return the variant with fp16 weights, with custom kernels if available; None if it is in half precision."""
     if profile.case.variant.precision in ("fp16", "bf16"):
         return None
     return changed(profile, precision="fp16", kernels="custom") or changed(profile, precision="fp16")

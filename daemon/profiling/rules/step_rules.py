@@ -1,4 +1,4 @@
-"""Rules on what limits a step: the GPU, launches, input, transfers, waiting, a small batch, other load."""
+"""Rules that find what limits a step: the GPU, launches, input, transfers, waiting, a small batch, other programs."""
 
 from benchd.daemon.profiling.profile import Finding, Profile, Synchronization
 from benchd.daemon.profiling.rules import evidence, remedies
@@ -6,7 +6,7 @@ from benchd.daemon.profiling.rules.evidence import ms, percent
 
 
 def gpu_bound(profile: Profile) -> Finding | None:
-    """Find a step that consists of kernels, if a variant with less work remains to be tried."""
+    """Find a step dominated by kernels, if a variant with less work has not been tried."""
     share, variant = evidence.step_share(profile, "kernel"), remedies.half(profile)
     if share < 0.95 or variant is None:
         return None
@@ -22,7 +22,7 @@ def gpu_bound(profile: Profile) -> Finding | None:
 
 
 def launch_bound(profile: Profile) -> Finding | None:
-    """Find a GPU that waits about equally long for many launches. A few long waits mean other work on the host."""
+    """Find a GPU that waits about equally long for many launches. A few long waits indicate other work on the host."""
     gpus, host = evidence.gpus(profile), evidence.host_share(profile)
     launches = profile.torch.launches / evidence.steps(profile) if profile.torch and gpus else 0
     if launches < 20 or host < 0.3 or (gpus[0].long_waits_share or 0) > 0.5:
@@ -120,7 +120,7 @@ def low_utilization(profile: Profile) -> Finding | None:
 
 
 def unsteady(profile: Profile) -> Finding | None:
-    """Find runs that disagree, so that conclusions from one of them may not hold for the next."""
+    """Find runs that differ so much that conclusions from one of them may not hold for the next."""
     variation = profile.layers.variation if profile.layers else 0.0
     if not profile.layers or variation < 0.1:
         return None

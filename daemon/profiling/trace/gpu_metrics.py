@@ -1,10 +1,10 @@
-"""How well a GPU was used over a window, computed from the launches and times of a trace, without counters.
+"""Computes how well a GPU was used over a window from the launches and times in a trace, without counters.
 
-There are three kinds of occupancy, and none replaces another. *Theoretical*: the share of an SM's warps that a kernel
-can fill, given its registers, shared memory and block size. *Estimated*: the same, reduced if the grid was too small,
-as found in a trace. *Measured*: counted by the hardware (GPM, DCGM, ncu), which no trace contains.
+There are three different kinds of occupancy. *Theoretical*: the share of an SM's warps that a kernel can fill, given
+its registers, shared memory and block size. *Estimated*: the same, reduced if the grid was too small, as found in a
+trace. *Measured*: counted by the hardware (GPM, DCGM, ncu), which no trace contains.
 
-All shares are 0 to 1. The trace gives whole percents, in which a small grid is 0, so `occupancy` recomputes them.
+All shares are 0 to 1. The trace contains whole percents, which are 0 for a small grid, so `occupancy` recomputes them.
 """
 
 import math
@@ -30,7 +30,7 @@ _NO_TENSOR_CORES = re.compile(r"ffma|simt", re.IGNORECASE)
 class LaunchOccupancy:
     """The occupancies of one launch, unrounded.
 
-    `limits` lists what limits `estimated`: resources of the SM, or "grid" if that has too few blocks.
+    `limits` lists what limits `estimated`: resources of the SM, or "grid" if it has too few blocks.
     """
 
     theoretical: float
@@ -40,14 +40,14 @@ class LaunchOccupancy:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuMetrics:
-    """One GPU over all steps, to the end of their last kernel; a figure is None if a kernel lacks what it needs.
+    """One GPU over all steps, to the end of their last kernel; a figure is None if a kernel lacks the necessary data.
 
     `utilization` is the share of time with a kernel running; `sm_efficiency` the mean share of SMs that had a block,
-    assuming that blocks spread evenly. `estimated_occupancy` is the mean over kernel time: idle time does not count,
-    and concurrent kernels each count; it leaves out the `without_occupancy` kernels. `tensor_core_share_by_name` is a
-    share of kernel time and only as good as the names: Triton's reveal nothing. `long_waits_share` is the part of the
-    time between kernels of a step that falls in the longest tenth of those waits: near 0.1 if the host is equally late
-    for each kernel.
+    assuming that blocks spread evenly. `estimated_occupancy` is the mean over kernel time, without idle time, with
+    concurrent kernels counted separately, and without the `without_occupancy` kernels. `tensor_core_share_by_name` is a
+    share of kernel time and only as reliable as the names: Triton's reveal nothing. `long_waits_share` is the part of
+    the time between a step's kernels that is spent in the longest tenth of those waits: near 0.1 if the host is equally
+    late for each kernel.
     """
 
     kernels: int
@@ -80,7 +80,7 @@ def occupancy(launch: Launch, device: TracedGpu) -> LaunchOccupancy | None:
 def _fitting(launch: Launch, device: TracedGpu, threads: int) -> tuple[int, tuple[str, ...]] | None:
     """Return how many blocks fit on an SM and what limits them, from the trace or from the device's limits.
 
-    The trace's calculator assumes that a block has at most 48 KiB of shared memory. For a kernel with more it reports
+    The trace's calculator assumes that a block has at most 48 KiB of shared memory. For a kernel with more, it reports
     that no block fits, although the kernel ran.
     """
     if launch.active_blocks_per_sm:
@@ -159,9 +159,9 @@ def _share(part: float, whole: int) -> float | None:
 
 
 def _long_waits_share(start: NDArray[np.int64], end: NDArray[np.int64], step_starts_ns: Sequence[int]) -> float | None:
-    """Return how much of the time between kernels falls in the longest tenth of the waits; None without waits.
+    """Return which share of the time between kernels is spent in the longest tenth of the waits; None without waits.
 
-    The wait for the first kernel of a step counts from the step's start: before it, benchd waits for the GPU.
+    The wait for a step's first kernel counts from the start of the step, before which benchd waits for the GPU.
     """
     order = np.argsort(start, kind="stable")
     begun, ended = np.maximum.accumulate(end[order])[:-1], start[order][1:]

@@ -1,4 +1,4 @@
-"""One step of a trace as nested calls, with equal paths merged: the frames of an icicle."""
+"""Turns one step of a trace into the frames of an icicle: nested calls, with equal paths merged."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,13 +11,13 @@ from benchd.daemon.profiling.trace.nesting import Nesting
 from benchd.daemon.profiling.trace.trace import Kernel, MemoryOperation, Trace, TracedStep, column
 
 SMALLEST_SHARE = 0.002
-"""Calls with a smaller share of the whole are too small to see."""
+"""Calls with a smaller share of the whole are omitted, because they are too small to see."""
 
 
 def icicle(trace: Trace) -> list[Frame]:
     """Return the frames of the median step, each after its parent; none for a trace without steps.
 
-    They show device time, under the operator that launched the work, if there is any; otherwise host time, in which
+    They show device time under the operators that launched the work, if there is any; otherwise host time, in which
     concurrent threads add up.
     """
     if not trace.steps:
@@ -61,7 +61,7 @@ def _only(trace: Trace, step: TracedStep) -> Trace:
 
 
 class _Tree:
-    """Places by their path, each parent before its children; place 0 is the whole."""
+    """Places in order of creation, each parent before its children; place 0 is the whole."""
 
     def __init__(self, name: str) -> None:
         self._places: dict[tuple[int, str], int] = {}
@@ -79,7 +79,7 @@ class _Tree:
         return place
 
     def frames(self) -> list[Frame]:
-        """Return the visible frames, each with the time of everything inside."""
+        """Return the visible frames, each with the time of everything inside it."""
         total_ns = list(self.own_ns)
         for place, parent in reversed(list(enumerate(self._parents))):
             if parent is not None:

@@ -1,4 +1,4 @@
-"""Which call on a CPU thread was made inside which other, and which of them launched each piece of device work."""
+"""Finds which calls on a CPU thread were made inside which others, and which of them launched the device's work."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -19,7 +19,7 @@ class Nesting:
     ANNOTATION, OPERATOR, RUNTIME = range(3)
 
     def __init__(self, trace: Trace) -> None:
-        # of two calls with equal start and length, the one listed first is outside
+        # of two calls with equal start and length, the one listed first is the outer one
         listed = (trace.annotations, trace.operators, trace.runtime_calls)
         start, duration, thread = (
             np.concatenate([column(rows, name) for rows in listed]) for name in ("start_ns", "duration_ns", "thread")
@@ -50,7 +50,7 @@ class Nesting:
         return own
 
     def within(self, own_ns: Ints) -> Ints:
-        """Return for each call the sum of `own_ns` over itself and all calls inside it."""
+        """Return, for each call, the sum of `own_ns` over the call and all calls inside it."""
         summed = np.concatenate([[0], np.cumsum(own_ns)])
         total: Ints = summed[self.stop] - summed[:-1]
         return total
@@ -74,7 +74,7 @@ class Nesting:
         return np.where((operators < 0) & (calls >= 0), self.parent[calls], operators)
 
     def _find(self, kind: int, wanted: Ints) -> Ints:
-        """Return the call of a kind with each identity, -1 if there is none."""
+        """Return the call of this kind for each wanted identity, -1 if there is none."""
         calls = np.flatnonzero((self.kind == kind) & (self._identity > 0))
         if not len(calls):
             return np.full(len(wanted), -1)

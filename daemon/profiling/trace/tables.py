@@ -1,4 +1,4 @@
-"""The tables of a profile, from a trace alone: operators, steps, modules, kernels, GPUs and synchronisations."""
+"""Computes a profile's tables from a trace: operators, steps, modules, kernels, GPUs and synchronisations."""
 
 import re
 from collections import Counter
@@ -67,7 +67,7 @@ def torch_profile(trace: Trace, name: str, is_cuda: bool) -> TorchProfile:
         raise UsageError(f"trace {name} contains no operators and no kernels: nothing ran in the profiled steps")
     if is_cuda and (reason := trace.missing_kernels()):
         raise Unsupported(reason)
-    gpus = _gpus(trace)  # before the nesting, which takes more memory
+    gpus = _gpus(trace)  # computed before the nesting, which takes more memory
     nesting = Nesting(trace)
     kernels, memcpys, memsets = (_Work.of(rows, nesting) for rows in (trace.kernels, trace.memcpys, trace.memsets))
     work = _joined([kernels, memcpys, memsets])
@@ -133,7 +133,7 @@ def _sums(groups: Ints, values: Ints, count: int) -> Ints:
 
 
 def _operators(nesting: Nesting, own_device_ns: Ints, device_ns: Ints) -> Iterator[Operator]:
-    """Yield a row for each name; a call inside one of the same name adds only to `calls` and self times."""
+    """Yield a row for each name; a call inside another of the same name only adds to `calls` and self times."""
     calls = nesting.kind != nesting.ANNOTATION
     count = len(nesting.names)
     names, outer = np.where(calls, nesting.name, -1), np.where(calls & nesting.outermost, nesting.name, -1)
@@ -159,7 +159,7 @@ def _operators(nesting: Nesting, own_device_ns: Ints, device_ns: Ints) -> Iterat
 
 
 def _modules(nesting: Nesting, device_ns: Ints) -> list[Module]:
-    """Return a row for each module class, longest first; a module inside one of the same class counts as a call."""
+    """Return a row for each module class, longest first; a module inside another of its class only counts as a call."""
     modules = []
     duration = nesting.end - nesting.start
     for number, name in enumerate(nesting.names):
@@ -172,13 +172,13 @@ def _modules(nesting: Nesting, device_ns: Ints) -> list[Module]:
 
 
 class _Covered:
-    """Spans merged until none touch, to find how much of a time range they cover."""
+    """Spans, merged until none touch, for computing how much of a time range they cover."""
 
     def __init__(self, *spans: tuple[Ints, Ints]) -> None:
         start, end = (np.concatenate(columns) for columns in zip(*spans, strict=True))
         start.sort(kind="stable")  # fastest for parts that are already sorted
         end.sort(kind="stable")
-        # nothing is open before a start preceded by as many ends as starts, so starts and ends can be sorted separately
+        # no span is open at a start that follows as many ends as starts, so starts and ends can be sorted separately
         apart = start[1:] > end[:-1]
         self.start = np.concatenate([start[:1], start[1:][apart]])
         self.end = np.concatenate([end[:-1][apart], end[-1:]])
@@ -198,7 +198,7 @@ class _Covered:
 
 
 def _steps(trace: Trace, nesting: Nesting, work: dict[Category, _Work]) -> list[StepTime]:
-    """Return each step divided by category: time in which several are active belongs to the first of them."""
+    """Return each step divided by category; when several are active, the time belongs to the first of them."""
     steps = trace.steps
     start = np.array([step.start_ns for step in steps], np.int64)
     end = np.array([step.end_ns for step in steps], np.int64)
@@ -272,7 +272,7 @@ def _launched(trace: Trace, launches: Sequence[Launch], group: Ints, duration: I
 
 
 def _launching_operators(names: Sequence[str], group: Ints, work: _Work, nesting: Nesting) -> dict[str, str]:
-    """Return for each kernel name the operator that launched it most often, if any did."""
+    """Return, for each kernel name, the operator that launched it most often, if any did."""
     known = work.launcher >= 0
     launchers = work.launcher[known]
     by_operator = nesting.kind[launchers] == nesting.OPERATOR
@@ -330,7 +330,7 @@ def _gpu(device: TracedGpu, metrics: gpu_metrics.GpuMetrics) -> GpuUse:
 
 
 def _runtime_calls(nesting: Nesting, wanted: Iterable[bool]) -> Ints:
-    """Return the runtime calls whose name is wanted; `wanted` has one entry per name."""
+    """Return the runtime calls with a wanted name; `wanted` has one entry per name."""
     by_name = np.fromiter(wanted, np.bool_, len(nesting.names))
     return np.flatnonzero(by_name[nesting.name] & (nesting.kind == nesting.RUNTIME))
 
@@ -340,7 +340,7 @@ def _launches(nesting: Nesting) -> Ints:
 
 
 def _synchronizations(nesting: Nesting, work: _Work) -> list[Synchronization]:
-    """Return the model's waits; gaps after benchd's own waits are ignored."""
+    """Return the model's waits, ignoring gaps after benchd's own waits."""
     calls = _runtime_calls(nesting, (bool(_WAITS.fullmatch(name)) for name in nesting.names))
     idle_ns, launches_after = _idle_after(nesting, calls, work), _launches_after(nesting, calls)
     sums: dict[tuple[str, str | None], Counter[str]] = {}
@@ -356,7 +356,7 @@ def _synchronizations(nesting: Nesting, work: _Work) -> list[Synchronization]:
 
 
 def _idle_after(nesting: Nesting, calls: Ints, work: _Work) -> list[int]:
-    """Return how long the device was idle because of each wait; with several waits in one gap, the first counts.
+    """Return how long the device was idle because of each wait; of several waits in one gap, only the first counts.
 
     Without the wait, the next launch would have come earlier by at most the duration of the call.
     """

@@ -1,7 +1,7 @@
-"""A torch.profiler Chrome trace as typed rows: kernels, copies, runtime calls, operators and annotations.
+"""Reads a torch.profiler Chrome trace as typed rows: kernels, copies, runtime calls, operators and annotations.
 
-The file, plain or gzipped, is decoded in pieces, so that memory holds the rows and never the whole text. Categories and
-field names are those written by libkineto (output_json.cpp, CuptiActivity.h); a field that is absent is None.
+The file, plain or gzipped, is decoded in pieces, so that only the rows are in memory, never the whole text. Categories
+and field names are those written by libkineto (output_json.cpp, CuptiActivity.h); a field that is absent is None.
 """
 
 import gzip
@@ -27,8 +27,8 @@ Value = TypeVar("Value", bound=Hashable)
 MISSING = -(2**63)  # represents None in a column
 
 PIECE_BYTES = 4 * 2**20
-MAX_EVENT_BYTES = 32 * 2**20  # a longer event means that the file is damaged
-MOST_CUTS = 16  # positions in a piece that are tried as the end of an event
+MAX_EVENT_BYTES = 32 * 2**20  # if an event is longer, the file is damaged
+MOST_CUTS = 16  # how many positions in a piece are tried as the end of an event
 
 MODULE_RANGE = "nn.Module: "  # prefix of the name of a module's range
 DATA_LOADER_RANGE = "enumerate(DataLoader)#"
@@ -172,7 +172,7 @@ class Trace(Struct, frozen=True, kw_only=True):
         return next((each for each in self.devices if each.id == number), TracedGpu(id=number))
 
     def missing_kernels(self) -> str | None:
-        """Return why the trace of a CUDA run is unusable, None if it has kernels or is of a CPU run."""
+        """Return why the trace of a CUDA run is unusable; None if it has kernels or is from a CPU run."""
         if self.kernels:
             return None
         launches = sum("Launch" in call.name for call in self.runtime_calls)
@@ -185,7 +185,7 @@ class Trace(Struct, frozen=True, kw_only=True):
 class Rows(Sequence[Row_co]):
     """Rows of one type as columns of integers, built on access: a million of them take 50 MB.
 
-    A value common to many rows is stored once in `shared`, and its column holds the index.
+    A value common to many rows is stored once in `shared`, and its column contains the index.
     """
 
     def __init__(self, make: Callable[..., Row_co], columns: tuple[str, ...], shared: dict[str, "Shared[Any]"]) -> None:
@@ -207,7 +207,7 @@ class Rows(Sequence[Row_co]):
         return [self._row(each) for each in chosen] if isinstance(chosen, range) else self._row(chosen)
 
     def column(self, name: str) -> Ints:
-        """Return one value of every row; None is MISSING, and a shared value is its index in `shared`."""
+        """Return one value of every row; MISSING stands for None, and an index in `shared` for a shared value."""
         return np.asarray(self._values, np.int64)[self._columns.index(name) :: len(self._columns)]
 
     def _row(self, index: int) -> Row_co:
@@ -235,7 +235,7 @@ class Shared(dict[Value, int]):
 
 
 def column(rows: Sequence[Any], name: str) -> Ints:
-    """Return one integer of every row as an array; None is MISSING."""
+    """Return one integer of every row as an array; MISSING stands for None."""
     if isinstance(rows, Rows):
         return rows.column(name)
     given = (getattr(row, name) for row in rows)
@@ -270,7 +270,7 @@ def _opened(path: Path) -> gzip.GzipFile | BufferedReader:
 
 
 class _Event(Struct, gc=False):
-    """One entry of traceEvents. Its arguments are decoded once the category is known: other writers use other types."""
+    """One entry of traceEvents. Its arguments are decoded once the category is known, because their types vary."""
 
     ph: str
     name: str = ""
@@ -329,7 +329,7 @@ def _split_head(read_some: Callable[[int], bytes]) -> tuple[_File, bytes]:
 def _split_complete(buffer: bytes) -> tuple[list[_Event], bytes]:
     """Return the events that are complete in the buffer, and the rest.
 
-    What looks like the end of an event may be inside one; then an earlier position may be the end.
+    An apparent end of an event may be inside an event, in which case an earlier position may be the end.
     """
     end = len(buffer)
     cut: msgspec.DecodeError | None = None
@@ -369,7 +369,7 @@ class _KernelArguments(_CallArguments, gc=False):
     block: tuple[int, int, int] | None = None
     registers: int | None = field(name="registers per thread", default=None)
     shared_bytes: int | None = field(name="shared memory", default=None)
-    blocks_per_sm: float | str | None = field(name="blocks per SM", default=None)  # "inf" on an unknown device
+    blocks_per_sm: float | str | None = field(name="blocks per SM", default=None)  # "inf" for an unknown device
     percent: float | None = field(name="est. achieved occupancy %", default=None)
     occupancy: _Calculated = field(default_factory=_Calculated)
 
