@@ -177,7 +177,7 @@ class Session:
         return child in ready
 
     def follow(self, worker: Worker, remaining_s: float, too_long: str) -> Ending | None:
-        """Wait once for a worker; return how and why we ended it, (None, None) at its own end, None if it runs on."""
+        """Wait once for a worker; return how and why we ended it, (None, None) if it ended itself, else None."""
         if remaining_s <= 0:
             worker.stop()
             return "timeout", too_long
