@@ -1266,7 +1266,7 @@ def encode(record: Record) -> bytes:
 
 
 def decode(data: bytes) -> Record:
-    """Return the record in `data`; raise SchemaError if it has a different major version, or is invalid or contradictory."""
+    """Return the record in `data`; raise SchemaError for a different major version or bad data."""
     try:
         schema = msgspec.json.decode(data, type=_Header).schema
         if schema != SCHEMA and not schema.startswith(f"{SCHEMA}."):
