@@ -1,4 +1,4 @@
-"""What each backend of a variant is and needs: one row per backend, used by plans, doctor, records and charts."""
+"""A table of the backends and their requirements, with one row each, for plans, doctor, records and charts."""
 
 from typing import Literal, get_args
 
@@ -14,8 +14,8 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 class Package(Struct, frozen=True, kw_only=True):
     """A package that some variants need, by its import name, and the extra of benchd that installs it.
 
-    On a Jetson, `wheel` comes from the board's index, or the command `on_board` installs it. `distributions` are those
-    that contain it.
+    On a Jetson, `wheel` comes from the board's index, or the command `on_board` installs it. `distributions` are the
+    ones that contain it.
     """
 
     name: str
@@ -49,9 +49,9 @@ PACKAGES = {
 class Runtime(Struct, frozen=True, kw_only=True):
     """One backend: its name in sentences, its number formats, and the colour of its points in every chart.
 
-    `device` is the only device it runs on, and `elsewhere` says so. `package` is what it needs in addition to torch.
-    `runs_files` means that it runs an ONNX file, `allocates` that torch does not count its GPU memory, and
-    `takes_lengths` that a model is built once for items of any length.
+    `device` is the only device that it supports, if any, and `elsewhere` is the message for others. `package` is
+    required in addition to torch. `runs_files` is set if it runs an ONNX file, `allocates` if torch does not count its
+    GPU memory, and `takes_lengths` if a model is built once for items of any length.
     """
 
     title: str
@@ -105,10 +105,10 @@ RUNTIMES: dict[Backend, Runtime] = {
 FILE_BACKENDS = tuple(name for name, runtime in RUNTIMES.items() if runtime.runs_files)
 
 OPENVINO_FORMATS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
-"""OpenVINO's names for the precisions; for int8 it chooses the format of the other layers itself."""
+"""OpenVINO's names for the precisions; with int8, it chooses the format of the other layers itself."""
 
 
 def openvino_settings(precision: Precision) -> dict[str, str]:
-    """Return the settings that make single inferences fastest in this precision, without the number of threads."""
+    """Return the settings, except the number of threads, that make single inferences fastest in this precision."""
     hint = {"INFERENCE_PRECISION_HINT": OPENVINO_FORMATS[precision]} if precision in OPENVINO_FORMATS else {}
     return hint | {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1"}

@@ -1,7 +1,7 @@
-"""When a suite starts: parses `every`, `at` and `cron` and computes the next time; pure except for the time zone.
+"""Parses a suite's `every`, `at` and `cron`, and computes when it next starts; pure except for the time zone.
 
-Times are seconds since the epoch. `at` and `cron` use local time: a time skipped by the clock change in spring is left
-out, and a time repeated in autumn occurs twice.
+Times are seconds since the epoch. `at` and `cron` use local time: a time skipped by the clock change in spring is
+omitted, and a time repeated in autumn occurs twice.
 """
 
 import functools
@@ -34,15 +34,15 @@ class Every:
 
 @dataclass(frozen=True)
 class Cron:
-    """A cron line, interpreted as by Debian's cron except at clock changes."""
+    """A cron line, interpreted the way Debian's cron does, except at clock changes."""
 
     line: str
 
     def next_after(self, t_s: float) -> float | None:
         """Return the first time after `t_s`, None if there is none within fifty years."""
-        time.tzset()  # else the zone stays that of the process's start
+        time.tzset()  # otherwise the zone would stay that of the process's start
         times_s: list[float] = []
-        # starts an hour early because the clock may repeat that hour
+        # starts an hour earlier, because the clock may repeat that hour
         for local in CronSim(self.line, datetime.fromtimestamp(t_s) - timedelta(hours=1)):
             both_s = [local.replace(fold=fold).timestamp() for fold in (0, 1)]
             times_s += [at_s for at_s in both_s if at_s > t_s and datetime.fromtimestamp(at_s) == local]
@@ -56,7 +56,7 @@ Trigger = Every | Cron
 
 @functools.cache
 def parse(every: str | None, at: str | None, cron: str | None) -> Trigger | None:
-    """Return the trigger for the value given, None without one; raise UsageError for two values or an invalid one."""
+    """Return the trigger for the given value, None without one; raise UsageError for two values or an invalid one."""
     given = [name for name, value in (("every", every), ("at", at), ("cron", cron)) if value is not None]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)}: give only one of them")

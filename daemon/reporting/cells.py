@@ -30,7 +30,7 @@ COLUMNS = {
     "processes": "processes",
     "status": "status",
 }
-"""The columns of a row that a person sees, and their headings."""
+"""The columns of a row for human readers, and their headings."""
 
 
 def cells(record: Record) -> list[str]:

@@ -1,4 +1,4 @@
-"""Comparisons as a terminal table, as Markdown for a comment and as JUnit XML for a CI system."""
+"""Formats comparisons as a terminal table, as Markdown for a comment and as JUnit XML for a CI system."""
 
 import re
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ TITLE = "B against A, + is slower"
 
 
 def print_comparisons(out: TextIO, comparisons: Sequence[Comparison], as_json: bool) -> None:
-    """Print one row per comparison, failed checks first, and why any is inconclusive; or JSON."""
+    """Print one row per comparison, failed checks first, and why any of them is inconclusive; or print JSON."""
     if as_json:
         out.write(msgspec.json.encode(comparisons).decode() + "\n")
         return
@@ -41,9 +41,9 @@ def markdown(comparisons: Sequence[Comparison]) -> str:
 
 
 def junit(comparisons: Sequence[Comparison], fail_on: Sequence[str]) -> str:
-    """Return one test per comparison: failed if in `fail_on`, an error if a process failed or was interrupted.
+    """Return one test per comparison: failed if `fail_on` applies, an error if a process failed or was interrupted.
 
-    Undecided comparisons are otherwise skipped. Control characters, which XML cannot contain, are replaced.
+    Other undecided comparisons count as skipped. Control characters, which XML cannot contain, are replaced.
     """
     suite = ElementTree.Element("testsuite", name="benchd compare", tests=str(len(comparisons)))
     for comparison in comparisons:
@@ -79,7 +79,7 @@ def _remarks(comparison: Comparison, case: str) -> list[str]:
 
 
 def _case(comparison: Comparison) -> str:
-    """Return what is compared, and a case of both sides once."""
+    """Return the names of what is compared, or a single name if both sides have the same case."""
     case, _, of_first = comparison.first.partition(" ")
     if comparison.first == comparison.second:
         return comparison.second

@@ -33,15 +33,15 @@ from benchd.daemon.verdicts.statistics import minimum_samples
 from benchd.daemon.verdicts.timings import disturbed, two_levels
 from benchd.models.catalog import LIBRARIES, MODELS, Model
 
-NO_INTERVAL = "timing.low_ms"  # in `missing`
-COLD_START: tuple[StageName, ...] = ("import", "build", "export", "load")  # the stages that make up its time
-SILENT_S = 2.0  # the clock may stop for this long without a note
+NO_INTERVAL = "timing.low_ms"  # a key of `missing`
+COLD_START: tuple[StageName, ...] = ("import", "build", "export", "load")  # the stages whose sum is its time
+SILENT_S = 2.0  # the clock may stop for this long without an explanation
 SAY_S = 10.0
-PLAIN_WIDTH = 180  # columns without a terminal
+PLAIN_WIDTH = 180  # columns, if there is no terminal
 
 
 class Screen(Sink):
-    """A status line with a clock on a terminal, else progress lines; then a table."""
+    """Shows a status line with a clock on a terminal, else progress lines; finally a table."""
 
     def __init__(self, out: TextIO, err: TextIO, as_json: bool, requirements: Requirements | None = None) -> None:
         self._out, self._json = console_on(out), as_json
@@ -49,11 +49,11 @@ class Screen(Sink):
         self._err, self._lines = err, _Lines(err)
         self._records: list[Record] = []
         self._total = self._place = 0
-        self._ended: Counter[str] = Counter()  # processes by case
+        self._ended: Counter[str] = Counter()  # number of ended processes by case
         self._running: tuple[str, int] | None = None
 
     def begin(self, plan: Sequence[Planned]) -> None:
-        """Report about how long the run takes."""
+        """Report roughly how long the run takes."""
         groups = in_rounds(plan)
         self._total, self._plan = len(plan), [entry for group in groups for entry in group]
         self._began_s, self._spent_s = time.monotonic(), 0.0
@@ -62,7 +62,7 @@ class Screen(Sink):
             self._err.write(f"{text}\n")
 
     def _left(self) -> str:
-        """Return about how long the remaining processes take, at the pace of those that have ended."""
+        """Estimate how long the remaining processes take, at the pace of those that have ended."""
         done_s = sum(entry.seconds * self._share_ended(entry) for entry in self._plan)
         left_s = sum(entry.seconds * (1.0 - self._share_ended(entry)) for entry in self._plan[self._place :])
         return duration(left_s * (self._spent_s / done_s if done_s else 1.0))
@@ -97,7 +97,7 @@ class Screen(Sink):
             self._out.file.flush()
 
     def end(self) -> None:
-        """Print the table, then which variants to ship; with JSON, only why nothing may ship."""
+        """Print the table, then the variants to ship; with JSON, only the reasons why nothing may be shipped."""
         show(self._err, "")
         decisions = decide(self._records, self._requirements)
         if self._json:
@@ -117,7 +117,7 @@ class Screen(Sink):
 
 
 class _Lines:
-    """Progress lines where no clock can tick: how far a stage is, at most once in SAY_S."""
+    """Progress lines for an output without a clock: the progress of a stage, at most once every SAY_S."""
 
     def __init__(self, err: TextIO) -> None:
         self._err, self._said_s = err, 0.0
@@ -131,7 +131,7 @@ class _Lines:
 
 
 class SlowStages(Sink):
-    """On a terminal a line with a clock, else lines for stages that may take minutes before a case's first time."""
+    """Shows a line with a clock on a terminal, else a line for each early stage that may take minutes."""
 
     def __init__(self, err: TextIO) -> None:
         self._err, self._lines = err, _Lines(err)
@@ -155,12 +155,12 @@ def _stage(stage: StageName, done: str) -> str:
 
 
 def _ticks(case: Case, stage: StageName) -> bool:
-    """Return whether the clock may tick in this stage: a drawing thread would disturb what is timed."""
+    """Return whether the clock may tick in this stage; a drawing thread would disturb a timed section."""
     return stage not in COLD_START if case.scenario == "cold_start" else stage != "measure"
 
 
 def _silence(planned: Planned, stage: StageName) -> str:
-    """Return how long the clock stops in a stage; empty if briefly or not at all."""
+    """Return a note on how long the clock stops in a stage; empty if it stops briefly or not at all."""
     if _ticks(planned.case, stage):
         return ""
     if planned.case.scenario == "cold_start":
@@ -170,9 +170,9 @@ def _silence(planned: Planned, stage: StageName) -> str:
 
 
 def console_on(file: TextIO) -> Console:
-    """Return a rich console on this file: as wide as the terminal, or without line wrapping elsewhere.
+    """Return a rich console for this file: as wide as the terminal, or without line wrapping for other files.
 
-    A file name such as net.py:fire: is printed unchanged, without an emoji.
+    Emoji codes are off, so that a file name such as net.py:fire: is printed unchanged.
     """
     if not file.isatty():
         return Console(file=file, width=PLAIN_WIDTH, highlight=False, emoji=False, soft_wrap=True)
@@ -181,7 +181,7 @@ def console_on(file: TextIO) -> Console:
 
 
 def duration(seconds: float) -> str:
-    """Return a rough time in the unit that a person would use."""
+    """Return a rough duration in the unit that a person would use."""
     if seconds < 100.0:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60.0)
@@ -189,7 +189,7 @@ def duration(seconds: float) -> str:
 
 
 def _notes(records: Sequence[Record]) -> list[str]:
-    """Return why cases did not run, and what the figures cannot show."""
+    """Return notes on why cases did not run, and on the limits of the figures."""
     notes = [f"{record.status}: {_name(record.case)}: {record.reason}" for record in records if record.status != "ok"]
     notes += _check_notes(records)
     measured = [record for record in records if record.timing]
@@ -224,7 +224,7 @@ def _notes(records: Sequence[Record]) -> list[str]:
 
 
 def _cpu_notes(record: Record) -> Iterator[str]:
-    """Yield what limited the case's threads: a quota, too few CPUs, or its own module."""
+    """Yield notes on what limited the case's threads: a quota, too few CPUs, or the module itself."""
     threads, cpus, asked = record.environment.threads, record.environment.cpu_count, record.case.threads
     if "cpu_quota_throttled" in record.flags:
         limit = record.environment.system.get("cpu_limit")
@@ -260,7 +260,7 @@ def _counted(one: Accuracy) -> str:
 
 
 def _accuracy_notes(measured: Sequence[Record]) -> list[str]:
-    """Return each variant's loss relative to plain fp32, on which images, and why some have no accuracy."""
+    """Return each variant's loss relative to plain fp32, the images used, and why some variants have no accuracy."""
     with_accuracy = [(record, record.accuracy) for record in measured if record.accuracy]
     notes = sorted({f"{one.metric}: over {one.data}" for _, one in with_accuracy})
     notes += [
@@ -281,7 +281,7 @@ def _check_notes(records: Sequence[Record]) -> list[str]:
 
 
 def _disturbed_note(record: Record) -> str | None:
-    """Return what disturbed the case, or None unless that moved its median outside its interval."""
+    """Return what disturbed the case, or None if the median without the disturbed blocks is within its interval."""
     disturbance = disturbed(record.processes)
     if disturbance is None or _holds(record.timing, disturbance.clean_ms):
         return None
@@ -293,7 +293,7 @@ def _disturbed_note(record: Record) -> str | None:
 
 
 def levels_note(record: Record) -> str | None:
-    """Return the levels between which processes, or else the runs within one, jump; None if they do not."""
+    """Return the levels between which processes, or the runs within one, jump; None if they do not."""
     levels, subject = two_levels(process_medians_ms([record])), "the processes"
     if not levels:
         levels = next((process.blocks.levels for process in record.processes if process.blocks), [])
@@ -306,7 +306,7 @@ def levels_note(record: Record) -> str | None:
 
 
 def _holds(timing: Timing | None, median_ms: float) -> bool:
-    """Return whether the interval of a timing contains this median."""
+    """Return whether the timing's interval contains this median."""
     if timing is None or timing.low_ms is None or timing.high_ms is None:
         return False
     return timing.low_ms <= median_ms <= timing.high_ms
@@ -321,7 +321,7 @@ def _audit_notes(measured: Sequence[Record]) -> list[str]:
 
 
 def _file_notes(measured: Sequence[Record]) -> list[str]:
-    """Return how many files already existed, and how long the others took to make."""
+    """Return how many files already existed, and how long it took to make the others."""
     files = {artifact.key: artifact for record in measured for artifact in record.artifacts}
     if not files:
         return []
@@ -352,7 +352,7 @@ def _energy_notes(measured: Sequence[Record]) -> list[str]:
 
 
 def print_decisions(out: TextIO, decisions: Sequence[Decision], as_json: bool) -> None:
-    """Print one line per model, what excluded each variant, and notes; or JSON."""
+    """Print one line per model, the reasons that excluded variants, and notes; or print JSON."""
     if as_json:
         out.write(msgspec.json.encode([_plain(decision) for decision in decisions]).decode() + "\n")
     else:
@@ -401,7 +401,7 @@ def print_baseline(out: TextIO, kept: Sequence[Record], place: str, budget: Budg
 
 
 def print_noise_floors(out: TextIO, floors: Sequence[NoiseFloor]) -> None:
-    """Print the noise floor of each case and the number of A/A comparisons it is based on."""
+    """Print the noise floor of each case and the number of A/A comparisons on which it is based."""
     console = console_on(out)
     rows = []
     for entry in floors:
@@ -419,7 +419,7 @@ def print_noise_floors(out: TextIO, floors: Sequence[NoiseFloor]) -> None:
 
 
 def _extent(plan: Sequence[Planned]) -> Iterator[str]:
-    """Yield the number of cases in a plan, about how long they take, and what may be added to that."""
+    """Yield the number of cases in a plan, roughly how long they take, and what may take additional time."""
     cases = f"{len(plan)} case{'s' if len(plan) > 1 else ''}"
     yield f"{cases}, about {duration(sum(planned.seconds for planned in plan))}"
     if any(planned.inputs.accuracy for planned in plan):
@@ -432,7 +432,7 @@ def _extent(plan: Sequence[Planned]) -> Iterator[str]:
 
 
 def print_plan(out: TextIO, plan: Sequence[Planned], cannot_run: Mapping[str, Sequence[str]]) -> None:
-    """Print every case of a plan, the variants that cannot run here by reason, and about how long it takes."""
+    """Print every case of a plan, the variants that cannot run here with the reasons, and the estimated duration."""
     console = console_on(out)
     rows, reasons = [], []
     for planned in plan:

@@ -9,7 +9,7 @@ import jinja2
 from benchd.daemon.reporting.palette import BAD, SERIES
 
 Chart = dict[str, Any]
-"""`title`, `note`, and the `data` and `layout` that charts.js draws; one without data is left out."""
+"""`title`, `note`, and the `data` and `layout` that charts.js draws; charts without data are left out."""
 
 FOLDER = Path(__file__).with_name("templates")
 

@@ -1,4 +1,4 @@
-"""A record as lines of text: what was measured, its environment, and what is missing."""
+"""Formats a record as lines of text: what was measured, the environment, and what is missing."""
 
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ WIDTH, INDENT, BAR = 80, 26, 20
 
 
 def lines(record: Record, where: str = "") -> Iterator[str]:
-    """Yield the lines of a record, at most 80 columns wide except for the command, which is copied whole.
+    """Yield a record's lines, at most 80 columns wide, except for the command, which must be copied in one piece.
 
     `where` is the file or folder to use in that command.
     """
@@ -33,7 +33,7 @@ def lines(record: Record, where: str = "") -> Iterator[str]:
 
 
 def _roofline(floor: Floor, median_ms: float) -> dict[str, str]:
-    """Return how much of each probed rate a run uses; the highest share is what bounds it."""
+    """Return which share of each probed rate a run uses; the highest one bounds it."""
     at_least = f", at least: without {', '.join(floor.uncounted)}" if floor.uncounted else ""
     products = floor.matrix_flops if floor.synaptic_flops is None else floor.synaptic_flops
     work = {
@@ -50,7 +50,7 @@ def _roofline(floor: Floor, median_ms: float) -> dict[str, str]:
 
 
 def _section(name: str, facts: Mapping[str, object]) -> Iterator[str]:
-    """Yield a heading and a line for each known fact; nothing without facts."""
+    """Yield a heading and a line for each known fact; nothing if there are none."""
     known = {name: _text(value) for name, value in facts.items() if value not in (None, "", [], {})}
     yield from [name] if known and name else []
     for key, text in known.items():

@@ -1,4 +1,4 @@
-"""`benchd report`: records as a page, Markdown, CSV or JSON."""
+"""`benchd report`: writes records as a page, Markdown, CSV or JSON."""
 
 import csv
 import importlib.util
@@ -57,7 +57,7 @@ def require_page() -> None:
 
 
 class _Line:
-    """The file of a csv writer that returns each line instead of storing it."""
+    """A file for a csv writer that returns each line instead of storing it."""
 
     def write(self, text: str) -> str:
         return text
@@ -108,7 +108,7 @@ def _clocks(group: Sequence[Record]) -> str:
 
 
 def caveats(records: Sequence[Record]) -> list[str]:
-    """Return what the figures cannot show: intervals within one process, and the scope of energies."""
+    """Return the limits of the figures: intervals within one process, and the scope of energies."""
     single = sum(sum(process.timing is not None for process in record.processes) == 1 for record in records)
     notes = []
     if single:

@@ -18,10 +18,10 @@ Point = tuple[float, float | str, str]
 """A record's position and name in a chart."""
 
 Unable = Mapping[str, str]
-"""Why records cannot win, by their keys."""
+"""The reasons why records cannot win, by their keys."""
 
 ROWS = 500
-"""The table has at most this many records, the newest; the charts show them all."""
+"""The table shows at most this many records, the newest ones; the charts show all of them."""
 
 RING: Chart = {"marker": {"symbol": "circle-open", "size": 14}, "showlegend": False}
 CROSS: Chart = {"marker": {"symbol": "x", "size": 9}}
@@ -31,7 +31,7 @@ CROSSED = "A cross marks a record that cannot win; its name says why."
 def page(
     records: Sequence[Record], decisions: Sequence[recommend.Decision], about: Sequence[str], headings: Sequence[str]
 ) -> str:
-    """Return the page of these records, oldest first; decisions and facts `about` them come first."""
+    """Return the page for records, given oldest first; it starts with the decisions and facts `about` them."""
     reasons = [recommend.impossible(record) for record in records]
     measured = [
         record
@@ -60,7 +60,7 @@ def page(
 
 
 def _warned(chart: Chart, measured: Sequence[Record]) -> Chart:
-    """Return a chart whose note begins with the disturbances of its times."""
+    """Return the chart, with a note that begins with a warning about disturbed times."""
     warning = doubts.warning(measured)
     return chart | {"note": f"{warning}. {chart['note']}"} if warning else chart
 
@@ -79,13 +79,13 @@ def _grouped(records: Iterable[Record], key: Callable[[Record], str]) -> list[tu
 
 
 def _subject(record: Record) -> list[str]:
-    """Return what variants of a case have in common: model, batch size and any other non-default settings."""
+    """Return the common name of a case's variants: model, batch size and any other non-default settings."""
     model, _, *others = msgspec.structs.replace(record.case, provider=None, dla=None).case_id.split(",")
     return [model, *others]
 
 
 def _named(records: Sequence[Record]) -> Callable[[Record], str]:
-    """Return a function that names a record's subject, with its place if these records have several."""
+    """Return a function that names a record's subject, and its place if these records have several places."""
     where = recommend.place_names(map(recommend.place, records))
     return lambda record: " ".join(_subject(record)) + where[recommend.place(record)]
 
@@ -208,7 +208,7 @@ def _variants_by_model(measured: Sequence[Record], why: Unable) -> Chart:
 
 
 def _roofline(measured: Sequence[Record], why: Unable) -> Chart:
-    """Return the rate of each case over its products per byte, below the rates probed in the same run."""
+    """Return the chart of each case's rate over its products per byte, below the rates probed in the same run."""
     known = [record for record in recommend.newest(measured) if record.floor and _products(record.floor)]
     where = recommend.place_names(map(recommend.place, known))
     able, unable = _by_fitness(known, why)
@@ -237,7 +237,7 @@ def _roofline(measured: Sequence[Record], why: Unable) -> Chart:
 
 
 def _products(floor: Floor) -> float:
-    """Return the FLOP of one run used for its position; 0 for a run without products or bytes."""
+    """Return the FLOP count that determines a run's position; 0 for a run without products or bytes."""
     flops = floor.matrix_flops if floor.synaptic_flops is None else floor.synaptic_flops
     return flops if min(floor.matrix_ms, floor.bytes_ms, floor.bytes) > 0 else 0.0
 
@@ -263,7 +263,7 @@ def _placed(record: Record, why: Unable) -> tuple[float, float, str]:
 
 
 def _consistency(measured: Sequence[Record]) -> Chart:
-    """Return the deviation of each process from the median of its case."""
+    """Return the chart of each process's deviation from the median of its case."""
     traces, where = [], recommend.place_names(map(recommend.place, measured))
     for name, group in _grouped(measured, lambda record: record.case_id + where[recommend.place(record)]):
         several = [record for record in group if len(record.processes) > 1]  # one process has no deviation
@@ -281,7 +281,7 @@ def _consistency(measured: Sequence[Record]) -> Chart:
 
 
 def _history(measured: Sequence[Record]) -> Chart:
-    """Return each case over time by device and fingerprint, with a ring at the start of each new level."""
+    """Return the chart of each case over time, by device and fingerprint, with a ring where a new level starts."""
     traces: list[Chart] = []
     for name, group in _grouped(measured, lambda r: f"{r.device_id} {r.case_id} {r.environment.comparable_part}"):
         if len(group) < 2:
@@ -302,4 +302,4 @@ def _series(name: str, points: Sequence[tuple[str, float]], mode: str) -> Chart:
 
 OF_NEWEST = (_latency_against_energy, _throughput_by_batch, _variants_by_model, _roofline)
 OF_ALL = (_consistency, _history)
-"""The charts of a page in their order: those of the newest record of each case, and those of all records."""
+"""The charts that show all records; those above show only the newest record of each case."""

@@ -1,4 +1,4 @@
-"""The table of a run, fitted to the terminal's width: numbers are never cut, and failures come first."""
+"""Prints the table of a run, fitted to the terminal's width: numbers are never cut, and failures come first."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from benchd.daemon.verdicts import accuracy, doubts
 from benchd.daemon.verdicts.figures import dropped_half, energy_error_share, memory_mib, power_w, worker_peak_bytes
 from benchd.daemon.verdicts.recommend import agreement, variant_name
 
-ALL_COLUMNS, FEW_COLUMNS, ONE_LINE = 160, 120, 80  # the least widths of a terminal for each form
+ALL_COLUMNS, FEW_COLUMNS, ONE_LINE = 160, 120, 80  # minimum terminal width for each form
 MEANINGS = {
     "eager": "plain PyTorch",
     "custom": "our own kernels",
@@ -27,7 +27,7 @@ MEANINGS = {
     "bf16": "half precision",
     "int8": "8-bit integers",
 }
-"""Of the parts of a variant's name that are no name of a runtime."""
+"""The meanings of those parts of a variant's name that are not the name of a runtime."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def print_table(console: Console, records: Sequence[Record]) -> None:
 
 
 def terms(records: Sequence[Record], width: int) -> list[str]:
-    """Return what the terms of a table of this width mean, as far as it has them."""
+    """Return explanations of the terms that appear in a table of this width."""
     timed = [record for record in records if record.timing]
     checks = [record.check for record in timed if record.check]
     parts = {part for record in timed for part in record.case.variant.label.split("-")}
@@ -79,7 +79,7 @@ def terms(records: Sequence[Record], width: int) -> list[str]:
 
 
 def figure(value: float | None, scale: float = 1.0) -> str:
-    """Return the value times `scale` with four significant digits, or a dash if not measured."""
+    """Return the value times `scale` with four significant digits, or a dash if it was not measured."""
     if value is None:
         return "-"
     scaled = value * scale
@@ -87,7 +87,7 @@ def figure(value: float | None, scale: float = 1.0) -> str:
 
 
 def machine(environment: Environment) -> str:
-    """Return the device, and its clocks and its power mode if they are known."""
+    """Return a description of the device, with its clocks and power mode if they are known."""
     device = environment.gpu if environment.device.startswith("cuda") else environment.cpu_model
     count = environment.threads if environment.device == "cpu" else None
     threads = f", {count} thread{'s' * (count != 1)}" if count else ""
@@ -107,7 +107,7 @@ def _wide(records: Sequence[Record], width: int) -> Table:
         table.add_column(heading, no_wrap=heading != "model", overflow="fold")
     fitting = [column for column in _COLUMNS if width >= column.least_width]
     columns = [column for column in fitting if any(column.cell(record) != "-" for record in records if record.timing)]
-    columns = columns or fitting[:1]  # says why nothing was timed
+    columns = columns or fitting[:1]  # a column that says why nothing was timed
     for column in columns:
         heading = f"{accuracy.heading(records)}\n[95 %]" if column is _ACCURACY else column.heading
         table.add_column(heading, justify="right", no_wrap=True)
@@ -121,7 +121,7 @@ def _wide(records: Sequence[Record], width: int) -> Table:
 
 
 def _narrow(name: str, records: Sequence[Record]) -> Table:
-    """Return the table of one model with what decides between its variants."""
+    """Return one model's table with the figures that decide between its variants."""
     table = Table(title=Text(name), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("variant", overflow="fold")
     has_accuracy, has_energy = (any(getattr(one, name) for one in records) for name in ("accuracy", "energy"))
@@ -161,9 +161,9 @@ def _variant(record: Record) -> str:
 
 
 def median_and_interval(record: Record) -> str:
-    """Return the median in ms with its 95 % interval, or that there is none; a dash if not timed, `busy` if others ran.
+    """Return the median in ms with its 95 % interval, or a remark that there is none; a dash if it was not timed.
 
-    It is `dropped` if the median request was.
+    The text is `busy` if other processes used the machine, and `dropped` if the median request was dropped.
     """
     timing = record.timing
     if timing and dropped_half(record):
@@ -186,7 +186,7 @@ def _median_and_error(record: Record) -> str:
     if dropped_half(record) or timing.low_ms is None or timing.high_ms is None:
         return median_and_interval(record)
     half_ms = (timing.high_ms - timing.low_ms) / 2
-    if not half_ms or half_ms >= timing.median_ms:  # a time cannot be 0 or less
+    if not half_ms or half_ms >= timing.median_ms:  # a time cannot be 0 or negative
         return median_and_interval(record)
     digits = max(0, 1 - math.floor(math.log10(half_ms)))
     return f"{timing.median_ms:.{digits}f} ± {half_ms:.{digits}f}{_busy(record)}"
@@ -203,7 +203,7 @@ def _x_of_floor(record: Record) -> str:
 
 
 def energy_and_error(record: Record) -> str:
-    """Return the energy per inference in mJ with its error bar, or a dash if not measured."""
+    """Return the energy per inference in mJ with its error bar, or a dash if it was not measured."""
     if record.energy is None:
         return "-"
     share = energy_error_share(record.energy) or 0.0
@@ -221,7 +221,8 @@ def _check(record: Record) -> Text:
     if check is None:
         return Text("-" if record.timing else "")
     flipped = f", {check.flipped_share:.0e} flipped" if check.flipped_share else ""
-    is_counted = check.images_off <= check.images_off_allowed < check.images or not check.passed  # not by the mean
+    # the images are counted, instead of judging their mean
+    is_counted = check.images_off <= check.images_off_allowed < check.images or not check.passed
     off = f", {check.images_off} of {check.images} off" if check.images_off and is_counted else ""
     is_int8 = record.case.variant.precision == "int8" and check.mean_error_share is not None
     error = f"{check.typical_error_share:.1e}"

@@ -1,4 +1,4 @@
-"""A scenario's figures that the table's single median does not show, in one line."""
+"""Summarises in one line a scenario's figures that the table's single median does not show."""
 
 import math
 from collections.abc import Callable
@@ -89,7 +89,7 @@ def _server(record: Record) -> str:
             *_all_percentiles(record, requests, timing),
             f"busy {100 * requests.busy_share:.3g} %",
             *([f"woken after {requests.noticed_ms:.3g} ms"] if requests.noticed_ms is not None else []),
-            # a dropped request has no stream, so per-stream figures cover answered requests only
+            # a dropped request has no stream, so per-stream figures are for answered requests only
             *([_streams(record)] if record.case.streams > 1 and not requests.dropped else []),
         ]
     )

@@ -1,4 +1,4 @@
-"""The live table of a machine's sensors: readable units, a bar per metric, and first any clock throttling."""
+"""The live table of a machine's sensors: any clock throttling first, then readable units and a bar for each metric."""
 
 from collections.abc import Mapping
 
@@ -18,9 +18,9 @@ UNITS = {
     "_percent": ("%", 1.0),
     "_rpm": ("rpm", 1.0),
 }
-"""The displayed unit and the factor to it, by the suffix of a metric's name."""
+"""The displayed unit and the factor for converting to it, by the suffix of a metric's name."""
 
-ALL_COLUMNS = 80  # minimum terminal width that also shows the extremes and the source
+ALL_COLUMNS = 80  # minimum terminal width for showing the extremes and the source too
 
 
 def sensors(summaries: Mapping[str, Summary], report: SamplerReport, width: int, most: dict[str, float]) -> Table:

@@ -1,4 +1,4 @@
-"""Tables fitted to the terminal's width: no figure is cut or broken; rows that do not fit become blocks of lines."""
+"""Fits tables to the terminal's width: figures are never cut or broken; rows that do not fit become blocks of lines."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ ALARM, GOOD = "bold red", "green"
 BAR = 8  # columns of a bar
 
 Cell = str | Text
-"""What a cell shows, never as markup."""
+"""The content of a cell, which is never interpreted as markup."""
 
 
 def figures(*headings: str) -> list[str | Column]:
@@ -68,7 +68,7 @@ def breakable(name: Text, width: int) -> Text:
 
 
 def cut(text: str, width: int) -> str:
-    """Return the text if it fits, else as many whole words as fit and an ellipsis; no number is ever shortened."""
+    """Return the text if it fits, else as many whole words as fit and an ellipsis; numbers are never shortened."""
     if cell_len(text) <= width:
         return text
     words = re.findall(r"[\s,;/-]*[^\s,;/-]+", text)
@@ -79,7 +79,7 @@ def cut(text: str, width: int) -> str:
 
 
 def bar(share: float) -> str:
-    """Return a bar of `BAR` columns, filled by a share of 0 to 1, to an eighth of a column."""
+    """Return a bar of `BAR` columns, of which this share, 0 to 1, is filled, to an eighth of a column."""
     eighths = round(8 * BAR * min(max(share, 0.0), 1.0))
     part = " ▏▎▍▌▋▊▉"[eighths % 8] if eighths % 8 else ""
     return f"{'█' * (eighths // 8)}{part}".ljust(BAR, "·")

@@ -20,24 +20,25 @@ from benchd.daemon.sampling import sources as known
 from benchd.daemon.sampling.series import Samples
 from benchd.daemon.sampling.sources.protocol import Batch, FollowRequest, Message, Refusal
 
-START_S = 15.0  # together with the steps around it, less than the unit's watchdog timeout
+START_S = 15.0  # together with the preceding and following steps, less than the unit's watchdog timeout
 FLUSH_S = 2.0
 STOP_S = 1.0
-KEPT_S = 10.0  # before a case: the energy window of a cold start begins before its process is spawned
-PIPE_BYTES = 2**18  # holds minutes of batches while the owner is busy elsewhere
+# samples kept from before a case, because the energy window of a cold start begins before its process is spawned
+KEPT_S = 10.0
+PIPE_BYTES = 2**18  # enough for minutes of batches while the owner is busy
 ITSELF = "sampler"
 
 
 class NotStarted(NotAvailable):
-    """The sampler process gave no first reading; the message gives the reason."""
+    """The sampler process did not deliver a first reading; the message gives the reason."""
 
 
 class SamplerProcess:
     """A sampler process for the duration of a `with` block.
 
     The owner waits on `fileno()` and calls `receive()` when it is readable. A process that dies is restarted once per
-    case, and reports of windows that overlap the gap list it as a failure. Entering raises UsageError for invalid
-    sources and NotStarted if the process does not start.
+    case, and the gap is listed as a failure in the reports of windows that overlap it. Entering raises UsageError for
+    invalid sources and NotStarted if the process does not start.
     """
 
     def __init__(self, sources: Sequence[str], period_s: float, cpu: int | None = None) -> None:
@@ -51,7 +52,7 @@ class SamplerProcess:
         self._watched: list[int] = []
 
     def __enter__(self) -> "SamplerProcess":
-        # Never readable: the owner waits on this pipe while there is no process.
+        # This pipe is never readable; the owner waits on it while there is no process.
         self._silence = os.pipe()
         try:
             self._child = _Child(self._arguments)
@@ -124,7 +125,7 @@ class SamplerProcess:
         return answered
 
     def cut(self, window: Window) -> tuple[dict[str, Summary], SamplerReport]:
-        """Return the summaries of the samples in the window, by `metric` or `metric@rail`, and how sampling went."""
+        """Return summaries of the samples in the window, by `metric` or `metric@rail`, and a report on the sampling."""
         summaries, report = self.samples.cut(window)
         if self._lost and self._lost.since_ns <= window.end_ns:
             failures = report.failures | {ITSELF: f"{self._lost.reason}; no samples since then"}
@@ -176,7 +177,7 @@ class SamplerProcess:
     def _start_again(self) -> None:
         try:
             self._child = _Child(self._arguments)
-        except OSError as error:  # the case goes on without samples
+        except OSError as error:  # the case continues without samples
             self._lose(f"did not start: {error.strerror}")
             return
         if self._watched:
@@ -185,19 +186,19 @@ class SamplerProcess:
 
 @dataclass(frozen=True)
 class _Loss:
-    """How a process ended, and when the last reading before that began."""
+    """The end of a process: its cause, and when the last reading before it began."""
 
     since_ns: int
     reason: str
 
 
 class _Child:
-    """One sampler process and its pipes; `asked` and `answered` count its flushes."""
+    """One sampler process and its pipes; `asked` and `answered` are the numbers of requested and completed flushes."""
 
     def __init__(self, arguments: list[str]) -> None:
         self.asked = 0
         self.answered = 0
-        # A fresh interpreter in its own session, so that Ctrl-C in the terminal does not reach it.
+        # A new interpreter in its own session, so that Ctrl-C in the terminal does not reach it.
         self._process = subprocess.Popen(
             interpreter.of_module("benchd.daemon.sampling.sources", *arguments),
             stdin=subprocess.PIPE,
@@ -225,7 +226,7 @@ class _Child:
         return True
 
     def stop(self) -> int | None:
-        """Let the process exit, else terminate or kill it; return its exit status, or None if it survives all three."""
+        """Let the process exit, else terminate or kill it; return its exit status, or None if it survives even that."""
         self._stdin.close()
         self._stdout.close()
         for end in (self._process.poll, self._process.terminate, self._process.kill):

@@ -1,6 +1,6 @@
-"""Energy over an exact window from the samples around it, always with an error bar; pure functions.
+"""Computes the energy used in an exact window from the samples around it, with an error bar; pure functions.
 
-Chooses the sources, judges the reading of each (`reading.py`) and subtracts the idle power.
+Chooses the sources, judges each one's reading (`reading.py`) and subtracts the idle power.
 """
 
 import math
@@ -38,12 +38,12 @@ def measure(
     read_period_s: float,
     idle: tuple[Window, Window] | None = None,
 ) -> Energy | str:
-    """Return the energy of the window, or why there is none: a name such as `no_sensor` or `gaps`, then details.
+    """Return the energy of the window, or why there is none, as a name such as `no_sensor` or `gaps`, then details.
 
     `sources` are in order of preference. `samples`, read every `read_period_s`, may be unsorted and contain duplicates;
     they start two sensor periods and an averaging time before the window and end as long after it, under the same load.
-    Samples further out improve a counter's time stamps. `idle` is one window before and one after, with the model
-    loaded and the device idle. Raises ValueError for an empty window or no inferences.
+    Samples further away improve a counter's time stamps. `idle` contains one window before and one after, with the
+    model loaded and the device idle. Raises ValueError for an empty window or no inferences.
     """
     if inferences < 1 or window.seconds <= 0.0:
         raise ValueError(f"energy of {inferences} inferences in {window.seconds:g} s")
@@ -72,7 +72,7 @@ def measure(
 
 
 def combined(energies: Sequence[Energy]) -> Energy | str:
-    """Return the combined energy of a case's processes, or why they cannot be combined.
+    """Return the combined energy of a case's processes, or why it cannot be computed.
 
     Energies and idle powers are averaged over the windows; errors of different processes are assumed independent.
     """
@@ -119,7 +119,7 @@ def hold_s(sources: Sequence[PowerSource], read_period_s: float) -> float:
 
 
 def idle_s(sources: Sequence[PowerSource], read_period_s: float) -> float:
-    """Return the idle time before and after that gives enough values of the preferred source; 0 without sources.
+    """Return the idle time on each side that yields enough values of the preferred source; 0 without sources.
 
     Power may be updated only every second tick, because reading all rails of an Orin takes nearly a tick. A counter
     needs fewer values.
@@ -139,7 +139,7 @@ def _is_counter(source: PowerSource) -> bool:
 def _of_one_scope(sources: Sequence[PowerSource]) -> list[PowerSource]:
     """Return the sources with the scope of the first total, or of the first source if none is a total, counters first.
 
-    Parts are never added up and never replace a lost total.
+    Parts are never added up, and never replace a total that was lost.
     """
     scope = next((source.scope for source in sorted(sources, key=lambda source: not source.total)), "")
     return sorted((source for source in sources if source.scope == scope), key=lambda source: not _is_counter(source))
@@ -153,7 +153,7 @@ def _series(samples: Sequence[Sample], source: PowerSource, window: Window) -> S
 
 
 def _estimate(samples: Sequence[Sample], source: PowerSource, window: Window, read_period_s: float) -> _Estimate | str:
-    """Return the source's estimate for the window, or why it has none."""
+    """Return the source's estimate for the window, or why there is none."""
     read = counted if _is_counter(source) else polled
     read_period_s = read_period_s if source.stamp_s is None else source.stamp_s
     try:
@@ -164,7 +164,7 @@ def _estimate(samples: Sequence[Sample], source: PowerSource, window: Window, re
 
 
 def _judge(reading: Reading, source: PowerSource, window_s: float, read_period_s: float) -> _Estimate:
-    """Return the energy and its error bar; raise NoEnergy for too few, late or outlying values or too many gaps."""
+    """Return the energy and its error bar; raise NoEnergy if values are too few, late or outlying, or gaps too many."""
     share, fewest = reading.gap_s / window_s, FEWEST_UPDATES[source.metric]
     if reading.updates < fewest:
         raise NoEnergy(f"too_few_updates: {reading.updates} in {window_s:.3g} s, at least {fewest} needed")
@@ -185,7 +185,7 @@ def _judge(reading: Reading, source: PowerSource, window_s: float, read_period_s
 
 
 def _shortest_window_s(source: PowerSource, read_period_s: float) -> float:
-    """Return the shortest window with enough values for the error bar, which widens in proportion below it."""
+    """Return the shortest window with enough values for the error bar, which widens in proportion for shorter ones."""
     pace_s = max(source.period_s, read_period_s, source.averaging_s)
     if _is_counter(source):
         return max(3 * pace_s, 0.3)
@@ -232,7 +232,7 @@ def _net_of_idle(
 
 
 def _idle_w(samples: Sequence[Sample], source: PowerSource, span: Window) -> float | None:
-    """Return the median power, or the counter's mean power; None for too few values or a counter that decreased."""
+    """Return the median power, or the counter's mean power; None with too few values or a counter that decreased."""
     inside = [(t, value) for t, value in _series(samples, source, span) if 0.0 <= t <= span.seconds]
     values = [value for _, value in inside]
     if len(values) < FEWEST_UPDATES[source.metric] or (_is_counter(source) and values != sorted(values)):

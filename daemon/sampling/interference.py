@@ -1,8 +1,8 @@
-"""Disturbed blocks of a measurement, their causes, and the result with and without them; pure functions.
+"""Finds the disturbed blocks of a measurement, their causes, and the result with and without them; pure functions.
 
-A reading covers the time since the previous one: counts and shares cover exactly that time, and a state may have
+A reading refers to the time since the previous one: counts and shares are for exactly that time, and a state may have
 changed at any point in it. A reading applies to every block that overlaps this time, but a clock only to the block in
-which it was read. A block that no reading touches counts as undisturbed.
+which it was read. A block without readings counts as undisturbed.
 """
 
 from bisect import bisect_left, bisect_right
@@ -32,10 +32,11 @@ _SINCE, _READ_AT = attrgetter("since_ns"), attrgetter("t_ns")  # both increase a
 def assess(
     samples: Sequence[Sample], blocks: Sequence[Window], medians_ms: Sequence[float], device: str
 ) -> Interference:
-    """Return the causes per disturbed block, and the medians with and without the disturbed blocks.
+    """Return the causes for each disturbed block, and the medians with and without the disturbed blocks.
 
-    Clocks and throttling are those of `device`, `cuda` or `cpu`; foreign GPU processes count only for `cuda`. `samples`
-    may be unsorted and contain duplicates. Raises ValueError for no blocks or a different number of medians.
+    Clocks and throttling are those of `device`, `cuda` or `cpu`; foreign GPU processes matter only for `cuda`.
+    `samples` may be unsorted and contain duplicates. Raises ValueError without blocks or with a different number of
+    medians.
     """
     if not blocks or len(blocks) != len(medians_ms):
         raise ValueError(f"{len(blocks)} blocks and {len(medians_ms)} medians")
@@ -59,7 +60,7 @@ def assess(
 
 
 def throttling_of(device: str) -> str:
-    """Return the metric that gives the throttle reasons of this device, `cuda` or `cpu`."""
+    """Return the metric for the throttle reasons of this device, `cuda` or `cpu`."""
     return "gpu_throttle_reasons" if device == "cuda" else "cpu_throttle_reasons"
 
 
@@ -76,7 +77,7 @@ def _result(medians_ms: Sequence[float]) -> BlocksResult:
 def _low_clock(samples: Sequence[Sample], blocks: Sequence[Window], device: str) -> set[int]:
     """Return the blocks whose mean clock is below 97 % of the median block's, in any series of the device.
 
-    On CPUs only the mean over all cores counts, because an idle cluster runs at a low clock.
+    For CPUs, only the mean over all cores is considered, because an idle cluster runs at a low clock.
     """
     metric = "gpu_clock_hz" if device == "cuda" else "cpu_clock_hz"
     low: set[int] = set()
@@ -100,7 +101,7 @@ def _steal(samples: Sequence[Sample], blocks: Sequence[Window]) -> set[int]:
 def _any(
     samples: Sequence[Sample], blocks: Sequence[Window], metric: str, disturbs: Callable[[float], bool]
 ) -> set[int]:
-    """Return the blocks touched by a disturbing reading."""
+    """Return the blocks to which a disturbing reading applies."""
     return {
         i
         for _, readings in _series(samples, metric)
@@ -139,5 +140,5 @@ def _series(samples: Sequence[Sample], metric: str) -> Iterable[tuple[str, list[
             series.setdefault((sample.source, sample.rail), {})[sample.t_ns] = sample.value
     for (_, rail), values in series.items():
         points = sorted(values.items())
-        steps = pairwise([points[0], *points])  # the first reading covers no time
+        steps = pairwise([points[0], *points])  # the first reading has no duration
         yield rail, [_Reading(t0, t1, value) for (t0, _), (t1, value) in steps]

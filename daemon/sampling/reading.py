@@ -1,10 +1,10 @@
-"""One source's reading of a window: its energy, the uncertainty and the reasons for it; pure functions.
+"""Computes a source's reading of a window: its energy, the uncertainty and the reasons for that; pure functions.
 
-A counter is exact at its changes and linear in between. Power values are joined by straight lines, each placed in the
-middle of the time that it covers. The standard deviation covers the uncertainty from a sensor's update period,
-resolution and noise. Samples cannot reveal a calibration error, a load exactly in step with a sensor that does not
+A counter is exact at its changes and linear in between. Power values are joined by straight lines, each value placed in
+the middle of the time that it averages. The standard deviation includes the uncertainty from a sensor's update period,
+resolution and noise. Samples cannot reveal a calibration error, a load exactly in phase with a sensor that does not
 average, or bursts between all values. tests/daemon/sampling/test_energy_coverage.py measures how often an error bar of
-COVERAGE standard deviations covers exactly known loads; the constants below were tuned with it.
+COVERAGE standard deviations includes the exactly known energy; the constants below were tuned with it.
 """
 
 import math
@@ -18,17 +18,18 @@ from benchd.daemon.sampling.sources.protocol import PowerSource
 from benchd.daemon.verdicts.statistics import percentile
 
 COVERAGE = 2.0  # k, the number of standard deviations in an error bar
-GAP_PERIODS = 2.5  # at larger distances, values in between are missing
+GAP_PERIODS = 2.5  # at larger distances between values, some are missing
 STALE_ODDS = 1e-6
-GLITCH = 4.0  # a glitch is above everything else from the sensor by this factor, or below it by as much
-GLITCH_SHARE = 0.01  # of the updates: anything more frequent is a load
-NOTHING_SHARE = 0.1  # of the readings: a part that shows 0 W more often is off
-OUTLIER, DIP = 3.0, 1.08  # times the next excursion: for power values, and for counter steps
-OUTLIERS = ((1,), (1, 1), (2,))  # which values may be wrong: a single one, two separate ones, or two in a row
-LATEST_S, BEFORE_S = 2.5, 0.5  # how late a sensor may be, and how much earlier load it then shows
-LATE_SHARE = 0.8  # of the window: its remainder must show that the first values are late
-RIPPLE = 0.6  # of the steps between averages: the error at the window's edges
-HIDDEN, HIDDEN_FACTOR = 0.12, 12.0  # of the power, and of the steps, whichever is less: a load nearly in step
+GLITCH = 4.0  # a glitch is larger than all other values of the sensor by this factor, or smaller by it
+GLITCH_SHARE = 0.01  # largest share of updates that can be glitches: anything more frequent is a load
+NOTHING_SHARE = 0.1  # share of readings: a part that shows 0 W more often is off
+OUTLIER, DIP = 3.0, 1.08  # multiples of the next largest excursion: for power values, and for counter steps
+OUTLIERS = ((1,), (1, 1), (2,))  # possible groups of wrong values: a single one, two separate ones, or two in a row
+LATEST_S, BEFORE_S = 2.5, 0.5  # how late a sensor may be, and the load from how long before it then shows
+LATE_SHARE = 0.8  # largest share of the window with late values: the remainder must show that the first values are late
+RIPPLE = 0.6  # error at the window's edges, as a share of the steps between averages
+# error from a load nearly in phase with the readings: a share of the power or of the steps, whichever is less
+HIDDEN, HIDDEN_FACTOR = 0.12, 12.0
 
 _UNIFORM = 1 / math.sqrt(12)  # standard deviation of a uniform distribution over its full width
 _LOWER_THIRD = 0.609  # tercile of |x - y| for Gaussian x and y, divided by their standard deviation
@@ -37,14 +38,14 @@ Series = list[tuple[float, float]]  # seconds after the start of the window, val
 
 
 class NoEnergy(Exception):
-    """The reason a source gives no energy: a name, a colon and the observed facts."""
+    """The reason why a source does not yield an energy: a name, a colon and the observed facts."""
 
 
 @dataclass(frozen=True)
 class Reading:
     """The energy with its standard deviation, the range of the power, and remaining doubts.
 
-    `gap_s` is the time without values; `doubt_j` the energy of a few outliers, and `alone` is set if they stand far
+    `gap_s` is the time without values; `doubt_j` is the energy of a few outliers, and `alone` is set if they stand far
     out; `late_j` is the energy missing from the first values if they still show the power before the load; `glitches`
     is set if impossible values were dropped.
     """
@@ -62,7 +63,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class _Run:
-    """A value that stays the same for `span_s`, with the number of sensor updates in that time."""
+    """A value that stays the same for `span_s`, and the number of sensor updates in that time."""
 
     start_s: float
     watts: float
@@ -71,8 +72,8 @@ class _Run:
 
 
 def counted(series: Series, source: PowerSource, window_s: float, read_period_s: float) -> Reading:
-    """Return the reading of an energy counter; raise NoEnergy if its values do not cover the window or fell."""
-    # Neither the first reading nor a repeated one is a change.
+    """Return the reading of an energy counter; raise NoEnergy if its values do not span the window or decreased."""
+    # The first reading and repeated ones are not changes.
     changes = [after for before, after in pairwise(series) if after[1] != before[1]]
     times, span_sd_s = _change_times([t for t, _ in changes], source.period_s, read_period_s, window_s)
     used = _around(times, window_s)
@@ -85,7 +86,7 @@ def counted(series: Series, source: PowerSource, window_s: float, read_period_s:
     pace_s = max(source.period_s, read_period_s)
     runs = [_Run(t0, power_w, t1 - t0, 1) for (t0, t1), power_w in zip(pairwise(times), watts, strict=True)]
     doubt_j, alone = _doubt(runs, DIP)
-    # Two stamps of a fast counter are off by up to its period; stamps on a regular grid are already corrected.
+    # Two time stamps of a fast counter are off by up to its period; stamps on a regular grid are already corrected.
     late_s = source.period_s / math.sqrt(2) if source.period_s < 2 * read_period_s else 0.0
     return Reading(
         energy_j=energy_j,
@@ -107,7 +108,7 @@ def _change_times(stamps: list[float], tick_s: float, read_s: float, window_s: f
     """Return when the counter changed, and the resulting error of the window's length (standard deviation, s).
 
     A change is seen up to one reading late. If changes are rarer than readings, they follow the sensor's own grid, and
-    a line fitted through all stamps locates that grid far better than a single stamp.
+    a line fitted to all time stamps locates that grid far better than a single stamp does.
     """
     as_seen = stamps, _UNIFORM * tick_s * math.sqrt(2)
     if len(stamps) < 4 or tick_s < 2 * read_s:
@@ -139,7 +140,7 @@ def _require_rising(times: list[float], joules: list[float]) -> None:
 
 
 def polled(series: Series, source: PowerSource, window_s: float, read_period_s: float) -> Reading:
-    """Return the reading of a power sensor; raise NoEnergy if its values do not cover the window or never changed."""
+    """Return the reading of a power sensor; raise NoEnergy if its values do not span the window or never changed."""
     # On average, a value is half a period old when read, and its averaging time is centred half of that time earlier.
     age_s = (source.period_s + source.averaging_s) / 2
     every = [(t - age_s, watts) for t, watts in series]
@@ -205,9 +206,9 @@ def _without_glitches(every: Series, period_s: float, read_s: float) -> Series:
 
 
 def _missed_sd_j(runs: Sequence[_Run], unseen_s: float) -> float:
-    """Return the uncertainty from bursts that some values caught and others missed, counted as rare events.
+    """Return the uncertainty from bursts that some values include and others miss, counted as rare events.
 
-    `unseen_s` is the time between two values that no average covers.
+    `unseen_s` is the time between two values that is not part of any average.
     """
     met = [nearer_w**2 * runs[place.start].span_s * unseen_s for nearer_w, _, place in _outside(runs, 1)]
     return math.sqrt(math.fsum(met) + max(met, default=0.0))
@@ -217,7 +218,7 @@ def _doubt(runs: Sequence[_Run], least: float) -> tuple[float, bool]:
     """Return the energy of the outliers, and whether they stand far out; 0 J if there are none.
 
     Outliers may be glitches, isolated bursts or counter resets. They exceed their neighbours by at least `least` times
-    as much as any other value does, or by OUTLIER times if they stand far out.
+    as much as any other values do, or by OUTLIER times as much if they stand far out.
     """
     doubts = [(0.0, False)]
     for sizes in OUTLIERS:
@@ -233,9 +234,10 @@ def _doubt(runs: Sequence[_Run], least: float) -> tuple[float, bool]:
 
 
 def _outside(runs: Sequence[_Run], size: int) -> Iterator[tuple[float, float, slice]]:
-    """Yield each group of `size` successive values outside the range of its neighbours, with its place as a slice.
+    """Yield each group of `size` successive values outside the range of its neighbours, with its position as a slice.
 
-    The group is preceded by its distance from the nearer neighbour (W) and its energy beyond the farther one (J).
+    Before the position come the group's distance from the nearer neighbour (W) and its energy beyond the farther one
+    (J).
     """
     for first in range(1, len(runs) - size):
         group, ends = runs[first : first + size], (runs[first - 1].watts, runs[first + size].watts)
@@ -249,7 +251,7 @@ def _outside(runs: Sequence[_Run], size: int) -> Iterator[tuple[float, float, sl
 def _late_j(values: Series, held_s: float, window_s: float) -> float:
     """Return the energy missing from the first values of the window if they still show the power before the load.
 
-    This is assumed if all of them are closer to that power than any later value: the sensor has a longer delay or
+    That is assumed if all of them are closer to that power than any later value: the sensor then has a longer delay or
     averaging time than its source states.
     """
     before = [watts for t, watts in values if -held_s - BEFORE_S < t < -held_s]
@@ -270,7 +272,8 @@ def _late_j(values: Series, held_s: float, window_s: float) -> float:
 def _ripple_sd_j(runs: Sequence[_Run], pace_s: float, noise_w: float) -> float:
     """Return the uncertainty at both edges from a load that varies within an average.
 
-    Steps between averages beyond those of `noise_w` are a lower bound for it: averages hide a load in step with them.
+    The steps between averages, beyond those caused by `noise_w`, are a lower bound: averages hide a load in phase with
+    them.
     """
     updates = sum(run.updates for run in runs)
     square = math.fsum((after.watts - before.watts) ** 2 for before, after in pairwise(runs)) / updates
@@ -296,9 +299,9 @@ def _trapezoid(times: list[float], watts: list[float], window_s: float) -> float
 
 
 def _unseen_sd_j(times: list[float], watts: list[float], source: PowerSource, read_s: float) -> float:
-    """Return the uncertainty from load steps between two values: time outside all averages, and late readings.
+    """Return the uncertainty from load steps between two values: in time outside all averages, and from late readings.
 
-    If the load is in step with the readings, all rises have the same error, as do all falls; one more may be unseen.
+    If the load is in phase with the readings, all rises have the same error, as do all falls; one more may be unseen.
     """
     points = list(pairwise(zip(times, watts, strict=True)))
     repeats = sum(after == before for before, after in pairwise(watts)) / len(points)
@@ -315,7 +318,7 @@ def _unseen_sd_j(times: list[float], watts: list[float], source: PowerSource, re
 
 def _noise_sd_w(times: list[float], watts: list[float], source: PowerSource) -> float:
     """Return the noise of single values, from the smaller steps between updates: larger steps are load changes."""
-    # A value that is read faster than it is updated repeats, so compare with the previous update.
+    # A value that is read more often than it is updated repeats, so compare with the previous update.
     stride = max(1, round(source.period_s * (len(times) - 1) / (times[-1] - times[0])))
     steps = sorted(abs(after - before) for before, after in zip(watts, watts[stride:], strict=False))
     return percentile(steps, 100 / 3) / _LOWER_THIRD if steps else 0.0
@@ -327,9 +330,9 @@ def _resolution_w(watts: list[float]) -> float:
 
 
 def _stale_s(runs: Sequence[_Run], whole: Sequence[_Run], step_w: float) -> float:
-    """Return the longest time without a change in value, or 0 if the changes at other times make that plausible.
+    """Return the longest time without a change of the value, or 0 if the changes at other times make it plausible.
 
-    With a coarse sensor the value may be constant for most of a window: other changes are then of many steps or none.
+    With a coarse sensor, the value may be constant for most of a window: other changes then span many steps or none.
     """
     longest = max(runs, key=lambda run: run.updates)
     brief = longest.span_s < math.fsum(run.span_s for run in runs) / 2
@@ -341,7 +344,7 @@ def _stale_s(runs: Sequence[_Run], whole: Sequence[_Run], step_w: float) -> floa
 
 
 def _around(times: list[float], window_s: float) -> slice:
-    """Return the slice of times from the window and up to two on each side; raise NoEnergy if one side has none."""
+    """Return the slice of times within the window and up to two on each side; raise NoEnergy if one side has none."""
     first, last = bisect_right(times, 0.0) - 1, bisect_left(times, window_s)
     if not times:
         raise NoEnergy("no_samples: nothing was read")

@@ -1,4 +1,4 @@
-"""The samples of the sampler process, stored by series and cut to a window."""
+"""Stores the sampler process's samples by series, and cuts them to a window."""
 
 from array import array
 from bisect import bisect_left, bisect_right
@@ -40,7 +40,7 @@ class Samples:
         self._failures.append((span, failures))
 
     def begin_process(self) -> None:
-        """Expect batches of a new process, whose CPU time starts at 0."""
+        """Expect batches from a new process, whose CPU time starts at 0."""
         self._ended_cpu_s = self._cpu[-1][1] if self._cpu else 0.0
 
     def last_tick_ns(self) -> int | None:
@@ -65,9 +65,9 @@ class Samples:
         ]
 
     def cut(self, window: Window) -> tuple[dict[str, Summary], SamplerReport]:
-        """Return the summaries of the samples in the window, by `metric` or `metric@rail`, and how sampling went.
+        """Return summaries of the samples in the window, by `metric` or `metric@rail`, and a report on the sampling.
 
-        If two samplers give the same metric for the same rail, the one listed first is used.
+        If two samplers yield the same metric for the same rail, the one listed first is used.
         """
         summaries: dict[str, Summary] = {}
         for (metric, rail, source), series in sorted(self._series.items(), key=self._place):

@@ -1,4 +1,4 @@
-"""The configured suites as cases, and which case the service measures next according to the schedule."""
+"""Expands the configured suites into cases, and finds the case that the schedule requires next."""
 
 import hashlib
 import math
@@ -19,17 +19,19 @@ from benchd.daemon.trigger import DAY_S
 from benchd.models import catalog
 
 MAX_PASSES = 20
-COMMANDED_S = 7200.0  # of a run by command whose suite has no time limit: no case begins after this
+COMMANDED_S = 7200.0  # time limit for a run started by a command if its suite sets none; no case begins after it
 IMAGES_SHARE, VALUE_BYTES = 0.1, 4
-LARGE_IMAGE = (3, 224, 224)  # for a library's model, whose size is known only once it is built
+LARGE_IMAGE = (3, 224, 224)  # assumed for a library's model, whose size is known only once it is built
 MAX_CASES = 500
-MAX_PRODUCT = 1000  # of a suite's lists: a 64 KiB command could request more cases than fit in memory
+# maximum number of combinations of a suite's lists: a 64 KiB command could request more cases than fit in memory
+MAX_PRODUCT = 1000
 
 
 class Agenda:
     """Suites, the ids of their `cases`, and the current runs, which are in the schedule of `facts`.
 
-    Raises UsageError for a suite that cannot be planned, and for two that give a case different weights or images.
+    Raises UsageError for a suite that cannot be planned, and for two suites that give a case different weights or
+    images.
     """
 
     def __init__(self, settings: Config, machine: Machine, facts: Facts) -> None:
@@ -40,11 +42,11 @@ class Agenda:
         self._behind_s = self._believed_s = 0.0
         self.cases = {suite.name: self._ids(suite) for suite in self.suites}
         self.planned = {case_id for case_ids in self.cases.values() for case_id in case_ids}
-        if self.suites:  # all together, because their results for a case share its name
+        if self.suites:  # planned together, because results for the same case share its name
             plan.plan(self.suites, self._limits, machine)
 
     def results_per_month(self, now_s: float) -> dict[str, float]:
-        """Return how many results per month each case gets from its suites' schedules."""
+        """Return how many results per month each case gets from the schedules of its suites."""
         return schedule.results_per_month(self.suites, self.cases, now_s)
 
     @property
@@ -55,9 +57,9 @@ class Agenda:
     def look(self, wall_s: float, boottime_s: float, device_id: str) -> bool:
         """Begin the runs that are due; return whether the schedule has changed.
 
-        `boottime_s` is on CLOCK_BOOTTIME, which cannot be set: comparing it with the wall clock shows whether that was
-        set. At the start, a wall clock that is behind the last look is not set yet: for up to a day, time continues
-        from that look.
+        `boottime_s` is on CLOCK_BOOTTIME, which cannot be set: a comparison shows whether the wall clock was set. If
+        the wall clock is behind the last look when the service starts, it has not been set yet: for up to a day, time
+        continues from that look.
         """
         booted_s = wall_s - boottime_s
         if self._booted_s is None:
@@ -78,7 +80,7 @@ class Agenda:
     def begin(self, suite: Suite) -> StartedSuite:
         """Begin a run requested by a command; raise UsageError if it cannot be planned or too many runs wait.
 
-        It has a time limit, and its batches must fit in memory.
+        The run has a time limit, and its batches must fit in memory.
         """
         if len(self.runs) >= MAX_PASSES:
             raise UsageError(f"{MAX_PASSES} runs are already waiting")
@@ -104,7 +106,7 @@ class Agenda:
         return dropped
 
     def finish(self, record: Record, seconds: float, again_s: float | None = None) -> None:
-        """Record the result of a case; for a plan's result, `again_s` is when to repeat the measurement.
+        """Record the result of a case; for a result of the plan, `again_s` is when to repeat the measurement.
 
         An interrupted case stays in its run.
         """
@@ -135,11 +137,11 @@ class Agenda:
         self._facts.schedule = schedule.finish(self._facts.schedule, suite_id, case_id, seconds)
 
     def next(self, unmet: Callable[[StartedSuite], str | None]) -> tuple[StartedSuite, list[Planned]] | str | None:
-        """Return the remaining cases of the first run that need not wait, or why the first run waits.
+        """Return the remaining cases of the first run that need not wait, or why the first run must wait.
 
         Runs requested by a command come last.
 
-        A case that no longer exists in this version or machine is skipped and reported once as the reason.
+        A case that no longer exists in this version or on this machine is skipped and reported once as the reason.
         """
         reasons = []
         for entry in sorted(self.runs, key=lambda entry: entry.by_command):
@@ -153,7 +155,7 @@ class Agenda:
         return next(iter(reasons), None)
 
     def next_due(self, device_id: str) -> tuple[str, float] | None:
-        """Return the next suite to begin, and when."""
+        """Return the next suite to begin, and its time."""
         due = [(suite.name, schedule.due_s(suite, self._facts.schedule, device_id)) for suite in self.suites]
         known = [(name, at_s) for name, at_s in due if at_s is not None]
         return min(known, key=lambda entry: entry[1], default=None)
@@ -162,7 +164,7 @@ class Agenda:
         """Return the remaining cases, or why the next one can no longer be planned."""
         try:
             planned = {case.case.case_id: case for case in plan.plan([entry.suite], self._limits, self._machine)}
-        except BenchdError as error:  # stored by another version, or its library or file no longer exists
+        except BenchdError as error:  # stored by a different version, or its library or file no longer exists
             return str(error)
         if entry.left[0] not in planned:
             return "no longer a case of this suite"

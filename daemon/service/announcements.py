@@ -1,4 +1,4 @@
-"""What the service reports about itself: identity, health, status line and retained messages."""
+"""The service's reports about itself: identity, health, status line and retained messages."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from benchd.daemon.service import homeassistant, regressions
 from benchd.daemon.service.agenda import Agenda, when
 from benchd.daemon.service.state import State
 
-MAX_GONE = 200  # topics no longer in the configuration that are still cleared on the broker
+MAX_GONE = 200  # maximum number of topics, no longer configured, that are still cleared on the broker
 
 
 def suites(agenda: Agenda) -> list[SuiteInfo]:
@@ -24,7 +24,7 @@ def suites(agenda: Agenda) -> list[SuiteInfo]:
 
 
 def info(state: State) -> Info:
-    """Return the device's identity and the hardware it measures on."""
+    """Return the device's identity and the hardware on which it measures."""
     device = state.settings.device
     return Info(
         device_id=state.topics.device_id,
@@ -71,7 +71,7 @@ def clear_gone(link: Link, known: Sequence[str], wanted: Iterable[str]) -> list[
 
 
 def problems(state: State) -> list[str]:
-    """Return what is wrong with the service itself, excluding its disk and connection."""
+    """Return the problems of the service itself, excluding its disk and connection."""
     return list(filter(None, (state.problem, state.machine.closed_gpu, regressions.problem(state.facts.standings))))
 
 
@@ -115,7 +115,7 @@ def publish_health(state: State) -> None:
 
 
 def status_line(state: State) -> str:
-    """Return what `systemctl status` shows."""
+    """Return the line for `systemctl status`."""
     parts = [f"measuring {state.case_id}" if state.running else state.waiting_for or "idle", *problems(state)]
     if link := state.link:
         parts += ["mqtt up" if link.state.connected else f"mqtt down: {link.state.reason}"]
@@ -124,7 +124,7 @@ def status_line(state: State) -> str:
 
 
 def _free(folder: Path) -> tuple[int, str | None]:
-    """Return the free space on the disk of a folder, and why that is unknown, if it is."""
+    """Return the free space on a folder's disk, or why it is unknown."""
     try:
         return shutil.disk_usage(folder).free, None
     except OSError as error:

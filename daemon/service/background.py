@@ -1,4 +1,4 @@
-"""Background work, while idle or during a case: commands, events, health, telemetry, watchdog, disk.
+"""Background work while idle or during a case: commands, events, health, telemetry, watchdog, disk.
 
 While a case is timed, only the connection's keep-alive, health and telemetry are sent.
 """
@@ -29,8 +29,8 @@ MANY_CPUS = 3  # with fewer, telemetry would run on the same cores as a CPU case
 
 
 def attend(state: State) -> str | None:
-    """Process what has arrived; return why the running case must end, or None."""
-    if state.stop_asked:  # a signal that arrived before the session took over signals ends the case too
+    """Process arrived commands and signals; return why the running case must end, or None."""
+    if state.stop_asked:  # a signal that arrived before the session handled signals also ends the case
         return INTERRUPTED
     if state.link:
         remote.listen(state, state.link)
@@ -46,13 +46,13 @@ def attend(state: State) -> str | None:
 
 
 def hear(state: State, link: Link) -> None:
-    """Process what a connection received before it ended."""
+    """Process the commands that a connection received before it ended."""
     remote.listen(state, link)
     _publish_events(state, link)
 
 
 def _publish_events(state: State, link: Link | None) -> None:
-    """Publish what the logs and the connection have reported."""
+    """Publish the events reported by the logs and the connection."""
     while state.damaged:
         state.event("line_damaged", state.damaged.popleft())
     while link and link.state.events:
@@ -70,7 +70,7 @@ def _publish_telemetry(state: State) -> None:
 
 
 def feed_watchdog(state: State) -> None:
-    """Report to systemd that loop and connection are alive; a worker has its own deadline."""
+    """Report to systemd that the loop and the connection are alive; a worker has its own deadline."""
     state.show(announcements.status_line(state))
     is_alive = state.link is None or state.link.is_alive()
     if state.every.is_due("watchdog", WATCHDOG_S) and is_alive:
@@ -78,7 +78,7 @@ def feed_watchdog(state: State) -> None:
 
 
 def keep_house(state: State) -> None:
-    """Limit old files and write the file for Prometheus; call it between two cases."""
+    """Limit old files and write the file for Prometheus; called between two cases."""
     if state.every.is_due("tidy", TIDY_S):
         limit_what_is_old(state)
         state.attempt_save()
@@ -92,7 +92,7 @@ def keep_house(state: State) -> None:
 
 
 def limit_what_is_old(state: State) -> None:
-    """Rotate full logs, and delete old files except those with lines that no broker has acknowledged."""
+    """Rotate full logs, and delete old files except those with lines that have not been acknowledged by a broker."""
     undelivered: set[Path] = set()
     with _logging_failures():
         for journal in (state.records, state.events):
@@ -105,7 +105,7 @@ def limit_what_is_old(state: State) -> None:
 
 @contextmanager
 def _logging_failures() -> Iterator[None]:
-    """Log a failure and continue: on a full disk the next step may free space."""
+    """Log a failure and continue: on a full disk, the next step may free space."""
     try:
         yield
     except (OSError, UsageError) as error:

@@ -1,4 +1,4 @@
-"""The service's next case, what it waits for, and the measurement of a case in its session."""
+"""Finds the service's next case, or what it waits for, and measures cases in its session."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +24,8 @@ from benchd.daemon.service.facts import Running
 from benchd.daemon.service.schedule import StartedSuite
 from benchd.daemon.service.state import State
 
-LOOK_S = 5.0  # between two checks of the schedule, the conditions, shipped folders and a lock held by another process
+# interval between checks of the schedule, the conditions, shipped folders and a lock held by another process
+LOOK_S = 5.0
 
 
 def open_session(state: State) -> None:
@@ -49,7 +50,8 @@ def next_step(state: State) -> tuple[StartedSuite, list[Planned]] | None:
         return None
     if state.waiting_for and not state.every.is_due("judge", LOOK_S):
         return None
-    readings = cache(partial(conditions.read, state.machine.gpu_uuid))  # once for all runs, because a tool may hang
+    # read once for all runs, because a tool may hang
+    readings = cache(partial(conditions.read, state.machine.gpu_uuid))
     step = disk_problem(state) or state.agenda.next(partial(_unmet, state, readings))
     if isinstance(step, tuple):
         step = _not_free() or step
@@ -79,7 +81,7 @@ def _unmet(state: State, readings: Callable[[], Readings], entry: StartedSuite) 
 
 
 def disk_problem(state: State) -> str | None:
-    """Return why nothing new may be measured, first of all a record that a full disk has not stored."""
+    """Return why nothing new may be measured; first of all, because a full disk has not stored a record."""
     full = disk.lacks(state.folder)
     try:
         results.settle(state)
@@ -94,16 +96,16 @@ def measure(state: State, entry: StartedSuite, left: Sequence[Planned]) -> None:
     session, (planned, *_) = state.session, left
     group = in_rounds(left)[0]
     state.running = (entry, planned)
-    announcements.publish_health(state)  # subscribers need not wait up to half a minute
+    announcements.publish_health(state)  # otherwise subscribers would wait for up to half a minute
     supervisor = _supervisor(state, entry, left)
     try:
         with session.measuring():
             session.sampler(supervisor.plan)
-            background.feed_watchdog(state)  # starting the sampler took time, and so may describing the machine
+            background.feed_watchdog(state)  # starting the sampler took time, and describing the machine may, too
             supervisor.measure(group, partial(_begin, state, entry, sum(case.seconds for case in group)))
     except Busy as busy:  # another process was faster
         _wait_for(state, str(busy))
-    except Full as full:  # also after an I/O error, whatever the earlier check has found
+    except Full as full:  # also after an I/O error, whatever the earlier check found
         state.problem = f"degraded:disk: {full}"
         _wait_for(state, state.problem)
     except OSError as error:  # no free process or descriptor, before a worker was started
@@ -125,8 +127,8 @@ def measure(state: State, entry: StartedSuite, left: Sequence[Planned]) -> None:
 def _begin(state: State, entry: StartedSuite, about_s: float, case: MeasuredCase) -> None:
     """Store the case whose process is next, so that a crash can be attributed to it.
 
-    `about_s` is about how long it, and the cases measured in rounds with it, take. While it runs, its name is in a file
-    that any user's `bench-once` can read.
+    `about_s` is the estimated duration of this case and those measured in rounds with it. While it runs, its name is in
+    a file that any user's `bench-once` can read.
     """
     planned, run_id = case.planned, case.run_id
     state.running = (entry, planned)
@@ -141,7 +143,7 @@ def _begin(state: State, entry: StartedSuite, about_s: float, case: MeasuredCase
 
 
 def _end(state: State) -> None:
-    """Let the link send again, whatever the result of the case."""
+    """Let the link send again, whatever the case's result."""
     state.hold(timed=False)
     state.running = state.since_s = None
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The conditions of a scheduled run: the machine's temperature, load, power mode and supply, read and checked."""
+"""Checks the conditions of a scheduled run: the machine's temperature, load, power mode and supply."""
 
 import re
 from contextlib import suppress
@@ -13,7 +13,7 @@ from benchd.daemon.machine.sysfs import number, text
 from benchd.daemon.sampling.sources.devfreq import Devfreq
 
 GPU_QUIET_S = 30.0
-GPU_UNSEEN_S = 10.0  # between two checks; after a longer gap, such as a case, the GPU may have been busy
+GPU_UNSEEN_S = 10.0  # maximum time between checks; after a longer gap, such as a case, the GPU may have been busy
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def read(gpu_uuid: str | None, root: Path = Path("/")) -> Readings:
 
 
 class Judge:
-    """Decides what a run waits for; remembers the last check and since when the GPU has been below each limit."""
+    """Decides what a run waits for; remembers the last check, and since when the GPU has been below each limit."""
 
     def __init__(self) -> None:
         self._quiet: dict[float, tuple[float, float]] = {}
@@ -52,7 +52,7 @@ class Judge:
     def unmet(self, wanted: Conditions, now: Readings, t_s: float) -> str | None:
         """Return the first condition not met at the monotonic time `t_s`, or None if all are met.
 
-        A condition that cannot be read here is not met.
+        A condition whose value cannot be read counts as unmet.
         """
         reasons = [
             _below("temperature", now.temperature_c, wanted.temperature_below_c, "C"),
@@ -64,7 +64,7 @@ class Judge:
         return next((reason for reason in reasons if reason), None)
 
     def _gpu(self, limit: float | None, value: float | None, t_s: float) -> str | None:
-        """Return why the GPU is not quiet; it must stay below, because a reading may fall between two frames."""
+        """Return why the GPU is not quiet; its load must stay low, because a reading may fall between two frames."""
         if limit is None:
             return None
         busy = _below("GPU load", value, limit, "%")
@@ -110,7 +110,7 @@ def _gpu_load_percent(gpu_uuid: str | None, root: Path) -> float | None:
 
 
 def _on_mains(root: Path) -> bool | None:
-    """Return False if a battery is discharging; a board without a battery is on mains; a mouse's does not count."""
+    """Return False if the machine's battery, not that of a mouse, is discharging; without a battery, it is on mains."""
     if not (root / "sys/class").is_dir():
         return None
     supplies = (root / "sys/class/power_supply").glob("*")

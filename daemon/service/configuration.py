@@ -1,4 +1,4 @@
-"""The configuration: what `benchd run` rejects at its start and at a reload, and the effects of what it accepts."""
+"""Checks and applies the configuration when `benchd run` starts or reloads it."""
 
 import time
 from pathlib import Path
@@ -21,7 +21,7 @@ from benchd.daemon.verdicts.alarms import Budget
 
 
 def read(path: Path) -> Config:
-    """Return the configuration; raise UsageError even for names that only a later case or result would miss."""
+    """Return the configuration; raise UsageError even for missing names that only a later case or result needs."""
     settings = config.read(path)
     try:
         sources.check(settings.sampling.sources)

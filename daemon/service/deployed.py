@@ -1,4 +1,4 @@
-"""The folders of `[[shipped]]`: when each is verified, what is published about it, and which variant is faster."""
+"""Verifies the folders of `[[shipped]]` when due, publishes the verdicts, and finds faster variants."""
 
 import errno
 import hashlib
@@ -34,7 +34,7 @@ from benchd.daemon.verdicts import recommend
 from benchd.daemon.verdicts.recommend import Requirements
 
 SHIPPED = "shipped"
-FINGERPRINT_S = 3600.0  # between two checks of whether the machine or its software has changed
+FINGERPRINT_S = 3600.0  # interval between checks whether the machine or its software has changed
 RETRY_S = 60.0  # while another process measures, or the machine lacks resources for measuring
 LACKS = errno.EAGAIN, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EROFS
 REASON_CHARACTERS = 500
@@ -42,10 +42,10 @@ NEWEST = 5000  # number of newest results used to find a faster variant
 
 
 def fingerprint_of(shipped: Shipped, machine: str) -> str:
-    """Return a hash of what a verdict depends on: machine, software, trust settings and the folder's files.
+    """Return a hash of everything that a verdict depends on: machine, software, trust settings and the folder's files.
 
-    Files are compared by size and time, which a copy in progress changes too, and by whether the service may read them.
-    They are listed only if there is a manifest.
+    Files are compared by size and time, which also change during a copy, and by whether the service may read them. They
+    are listed only if there is a manifest.
     """
     folder = Path(shipped.path)
     parts: list[object] = [machine, shipped.path, shipped.trust_code, shipped.trust_plan]
@@ -56,7 +56,7 @@ def fingerprint_of(shipped: Shipped, machine: str) -> str:
 
 
 def is_due(shipped: Shipped, before: Verification | None, now_s: float, fingerprint: str) -> bool:
-    """Return whether a folder must be verified: never verified, due, or changed, including its machine."""
+    """Return whether a folder must be verified: because it never was, is due, or the folder or machine has changed."""
     if before is None or before.fingerprint != fingerprint or before.verified_s > now_s + DAY_S:
         return True
     trigger = shipped.trigger()
@@ -67,7 +67,7 @@ def is_due(shipped: Shipped, before: Verification | None, now_s: float, fingerpr
 def document(
     folder: Shipped, shipped: Manifest | None, verdict: Verified | str, before: Verification | None, better: str
 ) -> Deployed:
-    """Return what to publish about a verification, or about the reason that prevented it."""
+    """Return the message about a verification, or about the reason that prevented it."""
     measured = None if isinstance(verdict, str) else verdict
     answer, reason = (measured.answer, measured.reason or measured.rebuilt) if measured else ("broken", str(verdict))
     was, now_wall = before.published if before else None, wall_now()
@@ -91,10 +91,10 @@ def document(
 
 
 def better(shipped: Manifest, records: Iterable[Record]) -> str | None:
-    """Return which variant, by the plan's results, is faster than the shipped one beyond its interval; empty if none.
+    """Return which variant, in the plan's results, is faster than the shipped one, beyond its interval; empty if none.
 
-    None without results for the shipped one. A result only counts if weights, device and power mode are those of the
-    promise, its case differs in nothing but the variant, and the variant meets the requested limits.
+    Returns None without results for the shipped variant. A result only counts if its weights, device and power mode are
+    those of the promise, its case differs only in the variant, and the variant meets the requested limits.
     """
     limits = {name: value for name, value in shipped.asked.items() if name in Requirements.__struct_fields__}
     alike = [record for record in records if _is_alike(record, shipped)]
@@ -140,7 +140,7 @@ def forget_unconfigured(state: State) -> None:
 
 
 def verify(state: State, folder: Shipped) -> None:
-    """Verify a folder and publish the verdict; wait if the machine cannot measure now."""
+    """Verify a folder and publish the verdict; if the machine cannot measure now, retry later."""
     verdict: Verified | str
     session, path = state.session, Path(folder.path)
     shipped, fingerprint = None, fingerprint_of(folder, state.environment)
@@ -158,14 +158,14 @@ def verify(state: State, folder: Shipped) -> None:
             _wait(state, str(error))
             return
         verdict = str(error)
-        if isinstance(error, OSError):  # a file that the service may not read
+        if isinstance(error, OSError):  # the service may not read a file
             verdict = f"{error.filename or path}: {error.strerror}"
     finally:
         state.hold(timed=False)
     if not session.interrupted:
         before = state.facts.shipped.get(folder.called)
         ahead = better(shipped, _results(state.records)) if shipped else ""
-        if ahead is None:  # the journal has been moved away since: keep its earlier answer about the same folder
+        if ahead is None:  # the journal has been moved away: keep the earlier answer about the same folder
             ahead = before.published.better if before and before.fingerprint == fingerprint else ""
         publish(state, folder, document(folder, shipped, verdict, before, ahead), fingerprint)
 
@@ -176,7 +176,7 @@ def _wait(state: State, reason: str) -> None:
 
 
 def publish(state: State, folder: Shipped, now: Deployed, fingerprint: str) -> None:
-    """Store and retain a verdict; announce a promise now broken or kept again, and a different faster variant."""
+    """Store and retain a verdict; announce a newly broken or again kept promise, and a new faster variant."""
     before = state.facts.shipped.get(folder.called)
     was_broken = before is not None and before.is_broken
     was_better = before.published.better if before else ""
@@ -189,26 +189,27 @@ def publish(state: State, folder: Shipped, now: Deployed, fingerprint: str) -> N
     if is_broken != was_broken and (is_broken or is_kept):
         name = "promise_broken" if is_broken else "promise_kept"
         state.event(name, f"{now.name}: {now.verdict}: {now.told}")
-    if variant and variant != was_variant:  # only a new variant counts, because the lead changes with each run
+    # only a new variant is announced, because the size of the lead changes with each run
+    if variant and variant != was_variant:
         state.event("shipped_behind", f"{now.name}: better: {now.better}")
 
 
 def _results(source: Log) -> Iterator[Record]:
-    """Yield the newest results, except those of another version."""
+    """Yield the newest results, except those from a different version."""
     for entry in source.entries(source.last_seq - NEWEST):
         with suppress(SchemaError):
             yield records.decode(entry.body)
 
 
 def _attend(session: Session) -> None:
-    """Let the service attend while it reads a folder; raise NotAvailable if it must end."""
+    """Let the service process events while it reads a folder; raise NotAvailable if it must end."""
     if reason := session.reason_to_end():
         raise NotAvailable(reason)
 
 
 @contextmanager
 def _on_its_device(session: Session, shipped: Manifest) -> Iterator[None]:
-    """Let the session leave out the GPU during a `with` block if the folder's promise is for the CPU."""
+    """Make the session ignore the GPU during a `with` block if the folder's promise is for the CPU."""
     machine = session.machine
     try:
         if shipped.environment.device == "cpu" and machine.device != "cpu":
@@ -221,6 +222,6 @@ def _on_its_device(session: Session, shipped: Manifest) -> Iterator[None]:
 
 
 def _is_for_now(error: Exception) -> bool:
-    """Return whether the error only means that the machine cannot measure now, not that the folder is wrong."""
+    """Return whether the error only means that the machine cannot measure now, not that the folder is invalid."""
     cause = error.__cause__ or error
     return isinstance(error, Busy | NotStarted) or (isinstance(cause, OSError) and cause.errno in LACKS)

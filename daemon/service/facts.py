@@ -1,6 +1,6 @@
-"""`state.json`: what the service must know after a restart, replaced as a whole.
+"""`state.json`: the facts that the service must know after a restart, replaced as a whole.
 
-Records in the log after `applied_seq` are taken in at the next start.
+Records in the log after `applied_seq` are processed at the next start.
 """
 
 from contextlib import suppress
@@ -19,9 +19,9 @@ STATE = "state.json"
 
 
 class Standing(Struct, frozen=True, kw_only=True):
-    """The state of a case: its last SLOWER runs, each a day after the one before, and the time of the last.
+    """The state of a case: its last SLOWER runs, each a day after the previous one, and the time of the last.
 
-    `slower` is a regression, `stale` the fingerprint that no pinned run has.
+    `slower` is a regression, `stale` a fingerprint that none of the pinned runs has.
     """
 
     doubted: list[str] = []
@@ -33,7 +33,7 @@ class Standing(Struct, frozen=True, kw_only=True):
 
 
 class Running(Struct, frozen=True):
-    """The running case, so that the next service can report that its predecessor died in it."""
+    """The running case, so that the next service can report that its predecessor died during it."""
 
     suite_id: str
     case: Case
@@ -44,9 +44,9 @@ class Running(Struct, frozen=True):
 
 
 class Verification(Struct, frozen=True):
-    """The state of a shipped folder: when it was verified, what was published, and the `fingerprint` verified.
+    """The state of a shipped folder: when it was verified, with which `fingerprint`, and what was published.
 
-    Once broken, a promise stays `is_broken` until a verdict says that it is kept again, or the folder changes.
+    A broken promise stays `is_broken` until a verdict says that it is kept again, or the folder changes.
     """
 
     verified_s: float
@@ -56,7 +56,7 @@ class Verification(Struct, frozen=True):
 
 
 class Facts(Struct):
-    """The facts; `standings` leaves out cases in their default state.
+    """The facts; `standings` omits cases in the default state.
 
     `retained` lists the topics retained on the broker, and `commands` the ids of accepted commands.
     """
@@ -72,7 +72,7 @@ class Facts(Struct):
 
 
 class FactsFile:
-    """The file; `now` is its content when saved, and `lost` says why earlier content could not be used."""
+    """The file; `now` is the content to save, and `lost` says why earlier content could not be used."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -20,7 +20,7 @@ _OF_HEALTH = {
     "disk_free_bytes": {"name": "Free space", "unit_of_measurement": "B", "device_class": "data_size"},
     "uptime_s": {"name": "Uptime", "unit_of_measurement": "s", "device_class": "duration"},
 }
-"""Name and unit of the sensor for each field of health."""
+"""The name and the unit of the sensor for each field of the health message."""
 
 
 def topic(device_id: str) -> str:

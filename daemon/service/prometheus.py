@@ -19,7 +19,7 @@ GAUGES = {
 
 
 def write(path: Path, health: Health, deployed: Sequence[Deployed] = ()) -> None:
-    """Replace the file atomically, so that node_exporter never reads a partial file; raise OSError if that fails."""
+    """Replace the file atomically, so that node_exporter never reads a partial one; raise OSError if that fails."""
     registry = CollectorRegistry()
     for name, (field, text) in GAUGES.items():
         Gauge(f"benchd_{name}", text, registry=registry).set(getattr(health, field))

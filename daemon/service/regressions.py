@@ -1,9 +1,10 @@
-"""Which cases have become slower than their pinned runs: a verdict on each result, and its consequences.
+"""Finds cases that have become slower than their pinned runs: a verdict on each result, and its consequences.
 
 A SLOWER verdict is doubted at first, because a cause that lasts for an hour, a day or a weekend also slows repetitions.
-The first result at least a day later counts next, and the service measures the case by then. `alarms.SLOWER_DAYS`
-verdicts in succession are a regression, until a verdict differs. Within a boot the monotonic clock is used, because
-setting the wall clock can skip a day. The caller stores the standings with the number of the result that changed them.
+The next verdict that counts is from the first result at least a day later, and the service measures the case by then.
+`alarms.SLOWER_DAYS` such verdicts in succession are a regression, until a verdict differs. Within a boot, the monotonic
+clock is used, because setting the wall clock can skip a day. The caller stores the standings with the number of the
+result that changed them.
 """
 
 import math
@@ -22,13 +23,13 @@ from benchd.daemon.verdicts.alarms import Budget
 from benchd.daemon.verdicts.compare import Comparison
 from benchd.daemon.verdicts.when import measured_s
 
-REASON_CHARACTERS = 500  # keeps latest/<case> small
+REASON_CHARACTERS = 500  # limit for reasons, to keep latest/<case> small
 
 
 def take_in(state: State, record: Record) -> Judgement | None:
-    """Return the verdict on a plan's result, and publish the consequences; None if it failed or no run is pinned.
+    """Return the verdict on a result of the plan and publish its consequences; None if it failed or no run is pinned.
 
-    The runs are read again each time, so that they use no memory in between.
+    The pinned runs are read again each time, so that they do not use memory in between.
     """
     if record.status != "ok":
         return None
@@ -48,7 +49,7 @@ def take_in(state: State, record: Record) -> Judgement | None:
 
 
 def forget_unplanned(state: State) -> None:
-    """Drop the standings of cases no longer in the plan, which get no more verdicts."""
+    """Drop the standings of cases that are no longer in the plan, because they do not get any more verdicts."""
     standings = state.facts.standings
     for case_id in [case_id for case_id in standings if case_id not in state.agenda.planned]:
         if standings.pop(case_id).slower:
@@ -56,7 +57,7 @@ def forget_unplanned(state: State) -> None:
 
 
 def problem(standings: Mapping[str, Standing]) -> str | None:
-    """Return what is wrong, or None while no case is slower."""
+    """Return the problem to report, or None if no case is slower."""
     slower = [(case_id, standing.slower) for case_id, standing in standings.items() if standing.slower]
     if not slower:
         return None
@@ -66,7 +67,7 @@ def problem(standings: Mapping[str, Standing]) -> str | None:
 
 
 def judge(record: Record, pinned: Sequence[Record], budget: Budget) -> Judgement | None:
-    """Return the verdict on a result against the pinned runs of its case, or None without any.
+    """Return the verdict on a result, compared with the pinned runs of its case, or None if there are none.
 
     Runs in a different environment are ignored unless there are no others. A difference within the budget's bound is
     inconclusive.
@@ -131,7 +132,7 @@ def follow(before: Standing, record: Record, pinned: Sequence[Record], judgement
 
 
 def _age_s(standing: Standing, record: Record) -> float | None:
-    """Return the age of a case's doubt at a result, or None without a doubt or a clock that can tell its age."""
+    """Return how old a case's doubt is at a result; None without a doubt, or without a clock that can tell."""
     if standing.doubted_mono_ns is not None and standing.doubted_boot == record.boot_id:
         return (record.t_mono_ns - standing.doubted_mono_ns) / 1e9
     now_s = unix_s(record.t_wall) or 0.0
@@ -140,9 +141,9 @@ def _age_s(standing: Standing, record: Record) -> float | None:
 
 
 def again_in_s(standing: Standing, record: Record) -> float | None:
-    """Return how long after this result of its plan a doubted case must be measured again; None without a doubt.
+    """Return how long after this result of the plan a doubted case must be measured again; None without a doubt.
 
-    If a result gave no verdict, because it failed or the baseline is unreadable, wait another day.
+    If there is no verdict, because the result failed or the baseline is unreadable, wait another day.
     """
     if not standing.doubted:
         return None

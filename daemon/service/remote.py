@@ -19,7 +19,7 @@ MAX_WAITING = 100
 
 
 def listen(state: State, link: Link) -> None:
-    """Read the commands that have arrived, and answer refused ones at once."""
+    """Read the commands that have arrived, and answer refused ones immediately."""
     while link.state.commands:
         command = state.gate.take(link.state.commands.popleft(), _boottime_s(), time.time())
         if command and not command.refusal and len(state.commands) >= MAX_WAITING:

@@ -1,4 +1,4 @@
-"""From a record to its consequences: it goes to the log, which the link sends, and then into the facts."""
+"""Handles the consequences of a record: it is appended to the log, which the link sends, and then changes the facts."""
 
 import time
 import uuid
@@ -33,7 +33,7 @@ class ResultSink(Sink):
         self._state.hold(timed=stage in TIMED)
 
     def publish(self, record: Record, body: bytes) -> None:
-        """Append the record to the log, then take in its consequences."""
+        """Append the record to the log, then process its consequences."""
         self._state.hold(timed=False)
         self._state.owed.append((record, body))
         settle(self._state)
@@ -49,7 +49,7 @@ def settle(state: State) -> None:
 
 
 def take_in(state: State, record: Record, seq: int) -> None:
-    """Take in the consequences of a record in the log, and store them with its number.
+    """Process the consequences of a record in the log, and store them with its number.
 
     Cases listed in a command do not count as results of the plan.
     """
@@ -68,9 +68,9 @@ def take_in(state: State, record: Record, seq: int) -> None:
 
 
 def recover(state: State) -> None:
-    """Take in what the log contains beyond the facts, and end the case in which the last service died, if any."""
+    """Process records that are newer than the facts, and end the case during which the last service died, if any."""
     facts, source, running = state.facts, state.records, state.facts.running
-    if facts.log != source.id:  # another log, or no facts: its content no longer has consequences
+    if facts.log != source.id:  # a different log, or no facts: the log's content no longer has consequences
         facts.log, facts.applied_seq = source.id, source.last_seq
     for seq, body in source.entries(facts.applied_seq):
         try:
@@ -96,7 +96,7 @@ def _is_of(record: Record, running: Running) -> bool:
 def _end_interrupted(state: State, running: Running) -> None:
     """Publish the case during which the last service died as aborted, and skip it in this run.
 
-    It may have killed the service.
+    The case is skipped because it may have killed the service.
     """
     run_id = RunId(uuid.uuid4().hex, running.t_wall, running.t_mono_ns)
     run = replace(state.session.run(running.suite_id), boot_id=running.boot_id, flags=())

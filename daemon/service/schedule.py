@@ -1,8 +1,8 @@
-"""Due runs and their remaining cases: pure functions of the time, the schedule and the configuration.
+"""Computes due runs and their remaining cases: pure functions of the time, the schedule and the configuration.
 
 The caller stores the Schedule on disk with each result, so that after a restart a run continues with its next
 unfinished case. Times are in Unix time, because a schedule follows the calendar; the measured time of a run is a sum of
-durations, which is unaffected by setting the clock.
+durations, which setting the clock does not affect.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from benchd.daemon.verdicts.when import EARLIEST_S
 WEEK_S = 7 * DAY_S
 QUARTER_S = 13 * WEEK_S
 STEP_S = 3600.0
-MOST_STARTS = 200  # number of start times worth computing
+MOST_STARTS = 200  # maximum number of start times to compute
 
 
 class StartedSuite(Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
 
 
 def delay_s(suite: Suite, device_id: str) -> float:
-    """Return this device's delay, so that a fleet does not start all at once."""
+    """Return this device's delay, so that a fleet does not start simultaneously."""
     digest = hashlib.sha256(f"{device_id}:{suite.name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64 * suite.random_delay_s
 
@@ -67,7 +67,8 @@ def due_s(suite: Suite, schedule: Schedule, device_id: str) -> float | None:
 def serve(schedule: Schedule, suites: Sequence[Suite], now_s: float) -> Schedule:
     """Return the schedule for these suites: a new suite counts as served up to now, a removed one is dropped.
 
-    If the clock was never set, or was set back, the times only say how long ago something was, and are shifted with it.
+    If the clock was not set at first, or was set back, stored times only tell how long ago events were, and are
+    shifted.
     """
     was_unset = 0.0 < schedule.clock_s < EARLIEST_S <= now_s
     shift_s = now_s - schedule.clock_s if was_unset or now_s < schedule.clock_s - STEP_S else 0.0
@@ -99,7 +100,8 @@ def begin_due(
 def _begin_again(schedule: Schedule, suites: Sequence[Suite], cases: Mapping[str, list[str]], now_s: float) -> Schedule:
     """Begin a run of the cases that are due for repetition.
 
-    Cases that a suite's run has yet to measure wait for its result, because that run may be cancelled first.
+    Cases that a suite's run has yet to measure stay due until there is a result, because that run may be cancelled
+    first.
     """
     waiting = {case_id for entry in schedule.passes if entry.suite.name for case_id in entry.left}
     due = {case_id for case_id, at_s in schedule.again_s.items() if at_s <= now_s} - waiting
@@ -115,13 +117,13 @@ def _begin_again(schedule: Schedule, suites: Sequence[Suite], cases: Mapping[str
 def begin(
     schedule: Schedule, suite: Suite, case_ids: list[str], *, by_command: bool = False, again: bool = False
 ) -> Schedule:
-    """Append a run."""
+    """Append a run of these cases to the schedule."""
     entry = StartedSuite(suite=suite, suite_id=uuid.uuid4().hex, left=case_ids, by_command=by_command, again=again)
     return msgspec.structs.replace(schedule, passes=[*schedule.passes, entry])
 
 
 def finish(schedule: Schedule, suite_id: str, case_id: str, seconds: float) -> Schedule:
-    """Remove a measured case from its run, which ends with its last case or its time limit."""
+    """Remove a measured case from its run, which ends with its last case or when its time limit is reached."""
     passes = [_after(entry, case_id, seconds) if entry.suite_id == suite_id else entry for entry in schedule.passes]
     return msgspec.structs.replace(schedule, passes=[entry for entry in passes if entry.left and not _over(entry)])
 
@@ -152,7 +154,7 @@ def _period_s(suite: Suite, now_s: float) -> float:
         return DAY_S
     if isinstance(trigger, Every):
         return min(trigger.period_s, WEEK_S)
-    # a week is too short for starts every fourth day, and a quarter's first starts may fall on a busy weekend
+    # a week is too short for starts every fourth day, and the first starts in a quarter may fall on a busy weekend
     return min(_gap_s(trigger, now_s, span_s) for span_s in (WEEK_S, QUARTER_S))
 
 

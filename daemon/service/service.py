@@ -1,4 +1,4 @@
-"""`benchd run`: the long-lived service. It begins due runs and measures one case at a time.
+"""`benchd run`: the long-running service, which begins due runs and measures one case at a time.
 
 Signals only set flags, which the loop acts on.
 """
@@ -29,18 +29,18 @@ from benchd.daemon.service import (
 from benchd.daemon.service.state import State
 
 TICK_S = 1.0
-GOODBYE_S = 2.0  # with a worker and a sampler that end slowly, less than 5 s in all
+GOODBYE_S = 2.0  # together with a worker and a sampler that end slowly, less than 5 s
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run(path: Path, artifacts: Path | None = None) -> int:
     """Run the service with the configuration in `path` until a signal ends it; return the exit code.
 
-    Exported files in `artifacts` are used before new ones are made.
+    Exported files in `artifacts` are used in preference to making new ones.
     """
     folder = folders.state()
     with ExitStack() as stack:
-        try:  # two services would write to the same log
+        try:  # otherwise two services could write to the same log
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(MachineLock(folder / SERVICE))
         except OSError as error:
@@ -69,12 +69,12 @@ def serve(state: State, settings: Config) -> None:
         else:
             verify_due(state)
             state.session.rest()
-        rest(state)  # even after a case: a process waiting for the machine gets it now
+        rest(state)  # even after a case, so that a process that waits for the machine gets it
     shutdown(state)
 
 
 def startup(state: State, settings: Config) -> None:
-    """Apply the configuration, take in what the last service left behind, and notify systemd."""
+    """Apply the configuration, process what the last service left behind, and notify systemd."""
     configure(state, settings, plan.inspect("auto"))
     if state.file.lost:
         state.event("state_lost", state.file.lost)
@@ -85,7 +85,7 @@ def startup(state: State, settings: Config) -> None:
 
 
 def configure(state: State, settings: Config, machine: Machine) -> None:
-    """Apply a configuration, keep what the last connection has received, and introduce the service to the broker."""
+    """Apply a configuration, process what the last connection received, and introduce the service to the broker."""
     before = state.link
     if before:
         before.stop()
@@ -130,7 +130,7 @@ def begin_due(state: State) -> None:
 
 
 def find_gpu(state: State) -> None:
-    """Plan for a GPU that has appeared; cases show if one disappears."""
+    """Plan again if a GPU has appeared; if one disappears, its cases fail."""
     if not plan.has_missed_gpu(state.machine):
         return
     before, now = state.machine, plan.inspect("auto")
@@ -140,7 +140,7 @@ def find_gpu(state: State) -> None:
 
 
 def verify_due(state: State) -> None:
-    """Verify a shipped folder that is due, unless the disk is full, when workers would fail for any folder."""
+    """Verify a shipped folder that is due, unless the disk is full: workers would then fail for any folder."""
     if state.is_stopping or not state.every.is_due("verify", cases.LOOK_S):
         return
     folder = deployed.next_due(state)
@@ -162,7 +162,7 @@ def shutdown(state: State) -> None:
     state.notifier.stopping()
     state.session.rest()
     state.event("stopped", "by a signal")
-    with suppress(UsageError):  # what a full disk cannot store is measured again
+    with suppress(UsageError):  # records that a full disk cannot store are measured again
         results.settle(state)
     state.attempt_save()
     if state.link:

@@ -1,4 +1,4 @@
-"""The service's state: what it knows, what is configured now, and what it is doing."""
+"""The service's state: its facts, its configuration, and its current activity."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ EVENTS = "events.jsonl"
 
 
 class RateLimits:
-    """Rate limits for periodic tasks: the last time of each."""
+    """Rate limits for periodic tasks: the last time that each one ran."""
 
     def __init__(self) -> None:
         self._done_s: dict[str, float] = {}
@@ -68,10 +68,10 @@ class State:
     session: Session
     link: Link | None = None
     supervisors: dict[str, Supervisor]
-    """By run, whose probed rates they keep."""
+    """The supervisors by run; they keep its probed rates."""
 
     environment: str = ""
-    """The machine's fingerprint, which shipped folders are verified for."""
+    """The fingerprint of the machine for which shipped folders are verified."""
 
     def __init__(self, path: Path, folder: Path, artifacts: Path | None = None) -> None:
         self.path, self.folder, self.artifacts = path, folder, artifacts
@@ -89,7 +89,8 @@ class State:
         self.running: tuple[StartedSuite, Planned] | None = None
         self.waiting_for: str | None = None
         self.problem: str | None = None
-        self.since_s: float | None = None  # start of the first process, or last record of cases measured in rounds
+        # start of the first process, or time of the last record of cases measured in rounds
+        self.since_s: float | None = None
         self.verify_from_s = 0.0
         self._status = self._unsaved = ""
 
@@ -99,7 +100,7 @@ class State:
         self.events.close()
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Take in a signal."""
+        """Handle a signal."""
         if number == signal.SIGHUP:
             self.reload_asked = True
         else:
@@ -141,7 +142,7 @@ class State:
         self.file.save()
 
     def attempt_save(self) -> None:
-        """Store the facts; on a full disk, which the next check reports, they stay in memory."""
+        """Store the facts; if the disk is full, which the next check reports, they stay in memory."""
         try:
             self.save()
             self._unsaved = ""

@@ -1,4 +1,4 @@
-"""From the winner of a race to the folder that is deployed: its files, its manifest, and proof that LOAD.md runs."""
+"""Turns the winner of a race into the folder to deploy: its files, its manifest, and proof that LOAD.md runs."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ LOAD_TIMEOUT_S = 900.0
 
 
 class ShipReport(Struct, frozen=True):
-    """What `benchd ship --json` prints: the folder's manifest (null if nothing shipped) and how the race ended."""
+    """The output of `benchd ship --json`: the folder's manifest (null if nothing was shipped) and the race's result."""
 
     race: RaceResult
     folder: str | None = None
@@ -40,7 +40,7 @@ class NotShipped(BenchdError):
 def ship(race: Race, result: RaceResult, supervisor: Supervisor, asked: Asked, out: Path) -> Manifest:
     """Build the winner's folder, run its LOAD.md and move it to `out` in one step; requires the machine's lock.
 
-    Raises NotShipped if a file cannot be written, LOAD.md does not run, or `out` exists by then.
+    Raises NotShipped if a file cannot be written, LOAD.md does not run, or `out` exists in the meantime.
     """
     try:
         return _shipped(race, result, supervisor, asked, out)
@@ -57,7 +57,7 @@ def _shipped(race: Race, result: RaceResult, supervisor: Supervisor, asked: Aske
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir(parents=True)
     packed = _packed(race, winner.planned, supervisor, made)
-    first = winner.raced[0]  # its first process checked all images
+    first = winner.raced[0]  # the first process checked all images
     record = msgspec.structs.replace(race.record(winner, winner.confirmed), check=first.check, accuracy=first.accuracy)
     shipped = _manifest(winner, packed, record, result, asked)
     (made / LOAD).write_text(load_text.page(shipped))
@@ -65,11 +65,11 @@ def _shipped(race: Race, result: RaceResult, supervisor: Supervisor, asked: Aske
     _run_load(shipped, made)
     (made / JOURNAL).write_bytes(b"".join(encode(one) + b"\n" for one in [*race.records(), record]))
     shipped = manifest.write(made, shipped)
-    for path in [*made.rglob("*"), made]:  # so that the files are on disk before the rename becomes visible
+    for path in [*made.rglob("*"), made]:  # the files must be on disk before the rename becomes visible
         folders.sync(path)
     manifest.remember(made)
     made.rename(out)
-    shutil.rmtree(session.output, ignore_errors=True)  # shipped, even if parts of the race's folder remain
+    shutil.rmtree(session.output, ignore_errors=True)  # the folder is shipped even if parts of the race's folder remain
     return shipped
 
 
@@ -117,7 +117,7 @@ def _manifest(winner: Candidate, packed: Packed, record: Record, result: RaceRes
 
 
 def _read(own: Sequence[InputSpec], packed: Packed) -> list[InputSpec]:
-    """Return the inputs of one item as the user gave them; for a file with its own names and types."""
+    """Return the inputs of one item as given by the user; for a file, with its own names and types."""
     if not packed.provider:
         return list(own)
     pairs = zip(own or [InputSpec()] * len(packed.inputs), packed.inputs, strict=True)

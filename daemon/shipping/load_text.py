@@ -1,4 +1,4 @@
-"""LOAD.md of a shipped folder: the code that loads and runs it in an environment with only its runtime."""
+"""Writes a shipped folder's LOAD.md: code that loads and runs the model in an environment with only its runtime."""
 
 import re
 from collections.abc import Sequence
@@ -181,7 +181,7 @@ _HALF: dict[Precision, str] = {"fp16": "float16", "bf16": "bfloat16"}
 
 
 def page(manifest: Manifest) -> str:
-    """Return the text of LOAD.md; raise Unsupported for answers nested too deeply to name in a few lines."""
+    """Return the text of LOAD.md; raise Unsupported if the answers are nested too deeply to name in a few lines."""
     rows = [("input", one) for one in manifest.inputs] + [("output", one) for one in manifest.outputs]
     return _PAGE.format(
         name=manifest.name,
@@ -197,7 +197,7 @@ def page(manifest: Manifest) -> str:
 
 
 def _needs(manifest: Manifest) -> str:
-    """Return what benchd must also be installed for, or an empty string if it is not needed."""
+    """Return the reason why benchd must also be installed, or an empty string if it need not be."""
     if "benchd" not in manifest.packages:
         return ""
     kernels = ", and the kernels, which a C compiler builds" if manifest.case.variant.kernels == "custom" else ""
@@ -206,7 +206,7 @@ def _needs(manifest: Manifest) -> str:
 
 
 def _install(manifest: Manifest) -> str:
-    """Return the shell commands that install what the code imports."""
+    """Return the shell commands that install the packages imported by the code."""
     wanted = {name: f"{name}=={version.partition('+')[0]}" for name, version in manifest.packages.items()}
     if "benchd" in wanted:
         wanted["benchd"] = f"benchd-{manifest.packages['benchd']}-py3-none-any.whl"
@@ -219,7 +219,7 @@ def _install(manifest: Manifest) -> str:
 
 
 def _install_on_board(wanted: dict[str, str], board: Environment) -> str:
-    """Return the install commands for a Jetson, for whose GPU the usual index has no builds.
+    """Return the install commands for a Jetson, for whose GPU PyPI has no builds.
 
     The last command lists the board's packages again, so that they stay and their requirements are installed.
     """

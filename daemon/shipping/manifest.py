@@ -1,15 +1,15 @@
-"""The folder that `benchd ship` writes, and its manifest: what is deployed, from which bytes, and what was promised.
+"""The folder written by `benchd ship` and its manifest: what is deployed, from which bytes, and what was promised.
 
     DIR/manifest.json      the manifest: `benchd.shipped/1`, with its schema in docs/manifest.schema.json
     DIR/manifest.sha256    its SHA-256, in the format of `sha256sum -c`
-    DIR/LOAD.md            how to load and run the model
+    DIR/LOAD.md            instructions for loading and running the model
     DIR/golden.npz         a few inputs and their float64 answers
     DIR/records.jsonl      the measurements; the last record contains the processes that made the promise
     DIR/...                the files that the runtime reads
 
 Every other file is a resource with its size and SHA-256; files that are unlisted or not regular are rejected. Hashes
-stored with their files reveal damage, not origin: a folder that runs code when loaded is loaded only if the same user
-made it on this machine or explicitly trusts it.
+stored next to the files reveal damage, but prove no origin: a folder that runs code when loaded is loaded only if the
+same user made it on this machine or explicitly trusts it.
 """
 
 import hashlib
@@ -38,17 +38,17 @@ MANIFEST, DIGEST, GOLDEN, LOAD = "manifest.json", "manifest.sha256", "golden.npz
 WEIGHTS, ONNX, CODE = "weights.safetensors", "model.onnx", "code"
 PLAN, TIMINGS, PACKAGE = "model.plan", "timing.cache", "model.pt2"
 NOT_GOLDEN = "its answers are not the golden ones"
-"""Prefix of a process's reason if its golden answers differ."""
+"""The prefix of a process's reason if its golden answers differ."""
 
 JUMPING_SHARE = 0.25
-"""Share of images that may be off in a network with thresholds, where one early spike moves thousands of others."""
+"""The share of images that may be off in a network with thresholds, where an early spike shifts thousands of others."""
 
 REBUILT = "rebuilt, because "
-"""Prefix of a runtime's note on why a plan or a package was rebuilt."""
+"""The prefix of a runtime's note on why a plan or a package was rebuilt."""
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """The limits of `benchd ship`; None means no limit. `min_effect` is the smallest difference that counts."""
+    """The limits given to `benchd ship`; None means no limit. `min_effect` is the smallest difference that counts."""
 
     max_latency_ms: float | None = None
     max_energy_j: float | None = None
@@ -61,7 +61,7 @@ class Asked(Struct, frozen=True, kw_only=True):
 
 
 class Resource(Struct, frozen=True):
-    """A file of the folder: its path in the folder, its size and the SHA-256 of its contents."""
+    """A file in the folder: its path in the folder, its size and the SHA-256 of its contents."""
 
     name: str
     bytes: int
@@ -69,9 +69,10 @@ class Resource(Struct, frozen=True):
 
 
 class Promised(Struct, frozen=True, kw_only=True):
-    """What was measured in fresh processes of the winner; values that were not measured are null.
+    """The results of the winner's fresh processes; values that were not measured are null.
 
-    `processes_ms` are the medians behind the interval of `latency_ms`, each for one run of a whole batch.
+    `processes_ms` are the medians from which the interval of `latency_ms` was computed, each for one run of a whole
+    batch.
     """
 
     processes_ms: list[float]
@@ -87,7 +88,7 @@ class Promised(Struct, frozen=True, kw_only=True):
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """What is deployed. `asked` contains the limits that it met; it was measured in `environment`.
+    """The description of a deployed model. `asked` contains the limits that it met; it was measured in `environment`.
 
     `read` describes the inputs of one item, in the format of `--input`; `device` describes the machine.
     """
@@ -122,7 +123,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
     @property
     def program(self) -> str:
-        """Return the name of the TensorRT plan or AOTInductor package, which also contain code; empty without one."""
+        """Return the name of the TensorRT plan or AOTInductor package, which also contains code; empty without one."""
         return next((one.name for one in self.resources if one.name in {PLAN, PACKAGE}), "")
 
 
@@ -152,9 +153,9 @@ def resources(folder: Path) -> list[Resource]:
 
 
 def read(folder: Path, beat: Callable[[], None] = lambda: None) -> Manifest:
-    """Return the manifest of a folder after checking that all files are intact, without loading or running any.
+    """Return a folder's manifest after checking that all files are intact, without loading or running any of them.
 
-    `beat` is called repeatedly meanwhile, because large files take minutes.
+    `beat` is called repeatedly in the meantime, because large files take minutes.
 
     Raises UsageError, in one sentence, for a newer schema or a missing, changed or unlisted file.
     """
@@ -227,7 +228,7 @@ def _refuse_damage(folder: Path, listed: Sequence[Resource], beat: Callable[[], 
 
 
 def remember(folder: Path) -> None:
-    """Note by the manifest's hash that this user made the folder, so that its code may be loaded."""
+    """Remember, by the manifest's hash, that this user made the folder, so that its code may be loaded."""
     path = _memory(folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()

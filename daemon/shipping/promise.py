@@ -1,6 +1,6 @@
-"""Whether a shipped folder keeps its promise: its time now compared with its time when shipped; pure functions.
+"""Judges whether a shipped folder keeps its promise, by comparing its time now with its time when shipped; pure.
 
-Each time is from a single run, and runs of the same code differ by a few per cent, which one run cannot show. The
+Each time is from a single run, and runs of the same code differ by a few per cent, which a single run cannot show. The
 verdict therefore adds `effects.RUNS_APART` to the spread of the processes (docs/measuring.md).
 """
 
@@ -27,20 +27,20 @@ EXIT_CODES: dict[Answer, int] = {
     "another_machine": 4,
     "failed": 1,
 }
-"""As for `compare`: without a verdict there is no success."""
+"""The exit codes, as for `compare`: without a verdict, there is no success."""
 
 SLOWDOWN = 0.1
 """A promise is kept if a slowdown by this share is excluded at the one-sided error `ALPHA`."""
 
 CLASS = ("machine", "board", "soc", "cpu_model", "cpu_count", "device", "gpu", "power_mode")
-"""What two machines must have in common for a promise of one to hold for the other."""
+"""The properties that two machines must share for a promise made on one to hold on the other."""
 
 
 class Verified(Struct, frozen=True, kw_only=True):
-    """The result of verifying a shipped folder; `broken` means that its answers differ from the golden ones.
+    """The result of verifying a shipped folder; its verdict is `broken` if its answers differ from the golden ones.
 
-    `change` is the time now divided by the promised time, minus 1, with its 95 % interval. `changed` lists what has
-    changed in the machine and its software since it was shipped, and `rebuilt` says why a TensorRT plan was rebuilt.
+    `change` is the time now divided by the promised time, minus 1, with its 95 % interval. `changed` lists the changes
+    in the machine and its software since the folder was shipped, and `rebuilt` says why a TensorRT plan was rebuilt.
     `layers` says which layers changed.
     """
 
@@ -75,7 +75,7 @@ def judge(
 ) -> Verified:
     """Return the verdict on the measured folder; `is_golden` is False if its answers differ from the golden ones.
 
-    `confirmed` are the processes behind the promise, and `rebuilt` says why the plan was rebuilt.
+    `confirmed` are the processes on which the promise is based, and `rebuilt` says why the plan was rebuilt.
     """
     now_ms, promised = process_medians_ms([record]), shipped.promised
     elsewhere = other_machine(shipped.environment, record.environment)

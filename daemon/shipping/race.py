@@ -1,7 +1,8 @@
-"""A race between the candidates of a plan: processes are run where the outcome is open, until a winner is possible.
+"""A race between the candidates of a plan: processes are run as long as the outcome is open.
 
-Everything measured once only two are left, or one has won, also confirms the winner against the runner-up, in random
-order. Only those processes make the promise, because the best of many similar candidates looks too fast in the race.
+Processes measured after only two candidates are left, or one has won, also confirm the winner against the runner-up, in
+random order. The promise is based only on those processes, because the best of many similar candidates looks too fast
+in the race.
 """
 
 import math
@@ -36,18 +37,18 @@ from benchd.daemon.verdicts.statistics import StopRule
 LOG = "race.jsonl"
 PRESET = "ship"
 LIMITS = Limits(processes=1, warm_up_cap_s=2.0, rule=StopRule(5, 1, 0.25, 2.0, None), check_images=64)
-"""Many short processes tell more than a few long ones, because none shows the differences between processes."""
+"""Many short processes reveal more than a few long ones, because no single one shows how processes differ."""
 
 FINALISTS = 2
-"""Once only this many are left, their processes also confirm the winner."""
+"""When only this many candidates are left, their processes also confirm the winner."""
 
 LATER_IMAGES = 8
-"""Images to check after a candidate's first process, which checks all."""
+"""The number of images checked by each process after a candidate's first one, which checks all images."""
 
 
 @dataclass
 class Candidate:
-    """A variant in the race: its processes and the reason why it left, with `behind` if another variant is faster.
+    """A variant in the race: its processes and the reason why it left, with `behind` if a different variant is faster.
 
     All its processes are `raced`; the last ones are also `confirmed` if it got that far. `missed` lists the limits that
     eliminated it.
@@ -67,10 +68,10 @@ class Candidate:
 
 
 class RaceResult(Struct, frozen=True, kw_only=True):
-    """The result of a race: the winner with its runner-up and verdict against it, or the `reason` why nothing ships.
+    """The result of a race: the winner, its runner-up and the verdict between them, or the `reason` why nothing ships.
 
-    The winner is the simplest of the `tied`. `flags` cast doubt on the winner's promise, including its energy if that
-    is limited. `is_open` is set if more time may settle the race.
+    The winner is the simplest of the `tied` candidates. `flags` cast doubt on the winner's promise, including its
+    energy if that is limited. `is_open` is set if more time may settle the race.
     """
 
     winner: str | None = None
@@ -86,7 +87,7 @@ STEADIER = "change the limit, or stop other programs"
 
 
 class _Stopped(Exception):
-    """The race ended by a signal, the time limit or a machine that cannot start processes; the message says which."""
+    """A signal, the time limit or a machine that cannot start processes ended the race; the message says which."""
 
 
 def per_inference_ms(outcomes: Sequence[Outcome], planned: Planned) -> list[float]:
@@ -96,9 +97,9 @@ def per_inference_ms(outcomes: Sequence[Outcome], planned: Planned) -> list[floa
 
 
 def simplicity(one: Candidate) -> tuple[int, int, int, int]:
-    """Return the sort key for equally fast variants: the simplest first, then the smallest, then the most exact.
+    """Return the sort key for equally fast variants: simplest first, then smallest, then most exact.
 
-    Plain kernels come first and runtimes are in the order of `benchd list`, then small batches, then fp32.
+    Plain kernels come first, with runtimes in the order of `benchd list`, then small batches, then fp32.
     """
     variant, case = one.planned.case.variant, one.planned.case
     kinds = KERNELS.index(variant.kernels), BACKENDS.index(variant.backend)
@@ -106,10 +107,11 @@ def simplicity(one: Candidate) -> tuple[int, int, int, int]:
 
 
 class Race:
-    """The candidates of a supervisor's plan, raced in its session's folder, where the log resumes an earlier race.
+    """The candidates of a supervisor's plan, raced in its session's folder, where a log may resume an earlier race.
 
     Hold the machine's lock before creating it, because the log of a different race is replaced immediately. `minutes`
-    limits the time measured now, and leaves enough for 5 pairs that confirm. `out` receives a line for each step.
+    limits the time measured from now on; enough of it is reserved for 5 confirming pairs. `out` receives a line for
+    each step.
     """
 
     def __init__(self, supervisor: Supervisor, asked: Asked, minutes: float, out: TextIO) -> None:
@@ -135,7 +137,7 @@ class Race:
         by_case = {one.planned.case.case_id: one for one in self.candidates}
         for entry in self._log.entries:
             one = by_case[entry.case_id]
-            if one.raced or entry.outcome.process.status == "ok":  # a failed first one may run by now
+            if one.raced or entry.outcome.process.status == "ok":  # a first process that failed earlier may succeed now
                 self._keep(one, entry)
         kept = sum(len(one.raced) for one in self.candidates)
         if self._log.is_other:
@@ -149,7 +151,7 @@ class Race:
             one.confirmed.append(entry.outcome)
 
     def run(self) -> RaceResult:
-        """Race until there is a possible winner and confirm it; an interrupt leaves the race open."""
+        """Race until there is a potential winner and confirm it; an interrupt leaves the race open."""
         self._started_s = time.monotonic()
         try:
             result = self._decided()
@@ -184,7 +186,7 @@ class Race:
         return next(one for one in self.candidates if one.name == name)
 
     def clear_if_mixed(self, outcome: Outcome) -> str | None:
-        """Clear the log if this process, which is not in it, ran a different model; return why, else None."""
+        """Clear the log if this process, which is not in it, ran a different model; return the reason, else None."""
         mixed = self._mixed(outcome)
         if mixed:
             self._log.clear()
@@ -193,7 +195,7 @@ class Race:
     def _mixed(self, *more: Outcome) -> str | None:
         """Return why the processes in the log and `more` did not all run the same model from the same files, else None.
 
-        Changed files may be just as fast, but only the latest ones ship.
+        Changed files may be equally fast, but only the latest ones are shipped.
         """
         ran = [*(entry.outcome for entry in self._log.entries), *more]
         changed = ", ".join(sameness.files_changed(ran))
@@ -221,7 +223,7 @@ class Race:
     def _round(self, number: int) -> bool:
         """Run the missing processes of a round in random order; candidates that cannot ship leave.
 
-        Return whether other candidates came back as a result, which still lack rounds.
+        Return whether other candidates, which lack rounds, came back as a result.
         """
         missing = [one for one in self._left() if len(one.raced) <= number]
         phase: Phase = "confirm" if number and len(self._left()) <= FINALISTS else "race"
@@ -230,7 +232,7 @@ class Race:
         return self._leave(unfit)
 
     def _leave(self, reasons: Mapping[str, str]) -> bool:
-        """Eliminate candidates that cannot ship; return whether others come back that were only behind one of them."""
+        """Eliminate candidates that cannot ship; return whether others, only behind one of these, come back."""
         for name, why in reasons.items():
             self.named(name).left = why
             self._tell(f"  not {name}: {why}", name)
@@ -274,7 +276,7 @@ class Race:
             raise _Stopped(f"{mixed}; the same command starts over")
 
     def _unfit(self, one: Candidate, number: int) -> str | None:
-        """Return why process `number` disqualifies the candidate, else None; process 0 checks most images."""
+        """Return why process `number` disqualifies the candidate, else None; process 0 checks the most images."""
         record = self.record(one, [one.raced[number]])
         if number:
             return recommend.disqualified(record)
@@ -309,7 +311,7 @@ class Race:
         return RaceResult(winner=winner.name, runner_up=self._runner_up(winner), tied=[one.name for one in tied])
 
     def _missed(self, one: Candidate, outcomes: Sequence[Outcome], bounds: int) -> list[Miss]:
-        """Return the limits that these processes certainly miss; `bounds` share the error."""
+        """Return the limits that these processes certainly miss; the error is shared by `bounds` bounds."""
         apart = self._apart(one, outcomes)
         return [miss for limit in self._limits if (miss := limit.miss(apart, bounds))]
 
@@ -333,7 +335,7 @@ class Race:
         return "nothing can ship: " + "; ".join(f"{one.name} {one.left}" for one in self.candidates)
 
     def _runner_up(self, winner: Candidate) -> str | None:
-        """Return the closest other candidate that could ship, by the rounds until it left or the race ended."""
+        """Return the closest other candidate that could ship, judged by the rounds until it left or the race ended."""
 
         def ratio(one: Candidate) -> float:
             rounds = one.behind.rounds if one.behind else self._rounds
@@ -343,7 +345,7 @@ class Race:
         return min(others, key=ratio).name if others else None
 
     def _undecided(self) -> str:
-        """Return which candidates could not be told apart, why, and what would settle it."""
+        """Return which candidates could not be distinguished, why, and what would settle the race."""
         left = self._left()
         names = " and ".join(one.name for one in left)
         unclear = [f"{one.name}: {miss.words}" for one in left for miss in self._doubts(one, one.raced)]
@@ -358,7 +360,7 @@ class Race:
         return words if needed <= racing.LOOKS[-1] else f"{words}, too many: raise --min-effect, or stop other programs"
 
     def _needed(self) -> int | None:
-        """Return the approximate total number of rounds to a decision, or None if a limit stays in doubt."""
+        """Return the approximate number of rounds until a decision, or None if a limit stays in doubt."""
         left, bounds = self._left(), len(self._limits) * len(self.candidates)
         rounds = min(len(one.raced) for one in left)
         apart = {one.name: self._apart(one, one.raced) for one in left}
@@ -375,7 +377,7 @@ class Race:
     def _confirmed(self, raced: RaceResult) -> RaceResult:
         """Return the result after confirming it with fresh processes of the winner and the runner-up.
 
-        A failing runner-up is replaced by the next one; if the winner fails or is in doubt, the race goes on without
+        A failing runner-up is replaced by the next one; if the winner fails or is in doubt, the race continues without
         it.
         """
         winner, other = self.named(str(raced.winner)), self.named(raced.runner_up) if raced.runner_up else None
@@ -406,8 +408,8 @@ class Race:
     def _confirm(self, winner: Candidate, other: Candidate | None) -> None:
         """Measure the winner until its promise has enough fresh processes, and the runner-up alongside it.
 
-        The winner gets more processes while a limit is in doubt or its interval is wider than its time, because a few
-        may be spread out by chance.
+        The winner gets more processes while a limit is in doubt or its interval is wider than its time, because a small
+        number may be spread out by chance.
         """
         for number in range(racing.PROMISED_AT_MOST):
             is_open = number < racing.PROMISED or self._in_doubt(winner) or self._promises_nothing(winner)
@@ -420,7 +422,7 @@ class Race:
                 self._measure(missing, "confirm")
 
     def _failed(self, one: Candidate) -> str | None:
-        """Return why the confirming processes of a candidate fail, including a limit that they certainly miss."""
+        """Return why a candidate's confirming processes fail, including a limit that they certainly miss."""
         failed = recommend.disqualified(self.record(one, one.confirmed))
         if failed:
             return failed
@@ -428,12 +430,12 @@ class Race:
         return f"misses a limit: {one.missed[0].words}" if one.missed else None
 
     def _in_doubt(self, one: Candidate) -> str | None:
-        """Return which limit a candidate's promise may miss."""
+        """Return the limit that a candidate's promise may miss."""
         one.missed = self._doubts(one, one.confirmed)
         return f"is in doubt: {one.missed[0].words}" if one.missed else None
 
     def _promises_nothing(self, one: Candidate) -> str | None:
-        """Return why the confirming processes of a candidate promise nothing, else None."""
+        """Return why a candidate's confirming processes cannot support a promise, else None."""
         times_ms = per_inference_ms(one.confirmed, one.planned)
         if not racing.promises_nothing(times_ms):
             return None
@@ -449,7 +451,7 @@ class Race:
         return doubts.mark(self.record(one, one.raced) for one in map(self.named, names) if one.raced)
 
     def _tell(self, text: str, *names: str) -> None:
-        """Print a line, with any reasons to doubt the times of these candidates."""
+        """Print a line, followed by any reasons to doubt the times of these candidates."""
         self._out.write(f"{text}{self._mark(*names)}\n")
         self._out.flush()
 
@@ -462,7 +464,7 @@ def _concluded(raced: RaceResult, verdict: Verdict) -> RaceResult:
 
 
 def _not_run(outcome: Outcome) -> str | None:
-    """Return why the machine could not run this process, which says nothing about its candidate; None if it could."""
+    """Return why the machine, not the candidate, made this process impossible to run; None if it ran."""
     reason = outcome.process.reason or ""
     return reason if reason.startswith(NOT_RUN) else None
 

@@ -1,4 +1,4 @@
-"""The user's limits for what ships, each applied to a figure from one process."""
+"""The user's limits for shipping, each applied to a figure from one process."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class RaceLimit:
     figure: Callable[[Record], float | None]
 
     def miss(self, records: Sequence[Record], bounds: int) -> Miss | None:
-        """Return how these processes, one per record, certainly miss the limit, else None; `bounds` share the error.
+        """Return how these processes, one per record, certainly miss the limit, else None; `bounds` share an error.
 
         Processes without the figure, for example after a lost sensor, are left out.
         """
@@ -39,7 +39,7 @@ class RaceLimit:
         return self._miss(values, "is above") if racing.exceeds(values, self.most, bounds) else None
 
     def doubt(self, records: Sequence[Record]) -> Miss | None:
-        """Return why the next process may miss the limit; None if most have the figure and it certainly will not."""
+        """Return why the next process may miss the limit; None if most have the figure and none will miss it."""
         values = self._values(records)
         if 2 * len(values) <= len(records):
             return Miss(f"{self.what} was measured in {len(values)} of {len(records)} processes", None)
@@ -48,12 +48,12 @@ class RaceLimit:
         return None if is_met else self._miss(values, how)
 
     def needed(self, records: Sequence[Record], bounds: int) -> int | None:
-        """Return the total number of rounds needed to judge this limit, or None if more of the same do not help."""
+        """Return the total number of rounds needed to judge this limit, or None if more similar ones would not help."""
         values = self._values(records)
         return racing.rounds_to_judge(values, self.most, bounds) if values else None
 
     def spread(self, records: Sequence[Record]) -> str:
-        """Return the smallest and largest figure of these processes, and how many exceed the limit."""
+        """Return the smallest and the largest figure of these processes, and how many exceed the limit."""
         values = self._values(records)
         if not values:
             return "not measured"
@@ -86,7 +86,7 @@ def limits(asked: Asked) -> list[RaceLimit]:
 
 
 def _latency_ms(record: Record) -> float | None:
-    """Return the upper bound, or the median for a process too short to have one: the race bounds their spread."""
+    """Return the upper bound, or the median of a process too short to have one; the race bounds their spread."""
     return figures.latency_ms(record) or (record.timing.median_ms if record.timing else None)
 
 

@@ -1,4 +1,4 @@
-"""What a race has measured so far, kept between starts of the command: one synced line per process."""
+"""The processes that a race has measured, kept between starts of the command: one synced line each."""
 
 import hashlib
 import os
@@ -84,10 +84,11 @@ def _read(path: Path) -> tuple[str, list[LoggedProcess]] | None:
 
 
 def digest(planned: Sequence[Planned], environment: Environment, device_id: str) -> str:
-    """Return what two races must share for one to continue with the other's processes.
+    """Return a digest that must be equal in two races for one to continue with the other's processes.
 
-    The cases with their limits, the contents of every file on the command line, the list of images, the machine with
-    its versions, and the environment variables, which the fingerprint includes only after a worker has run.
+    It includes the cases with their limits, the contents of every file on the command line, the list of images, the
+    machine with its versions, and the environment variables, which the fingerprint includes only after a worker has
+    run.
     """
     cases = [
         (one.case, one.limits, one.inputs, _files(one), _images(one), one.own and one.own.inputs) for one in planned
@@ -111,6 +112,6 @@ def _files(planned: Planned) -> dict[str, str]:
 
 
 def _images(planned: Planned) -> list[tuple[str, int, int]]:
-    """Return name, size and modification time of each of the case's images: reading them all takes minutes."""
+    """Return name, size and modification time of each of the case's images, because reading them would take minutes."""
     folder = (planned.inputs.data or "").partition(":")[2]
     return folders.listed(Path(folder)) if folder else []

@@ -1,12 +1,12 @@
-"""Which of several variants is fastest, judged after each round: which ones leave and which may win; pure functions.
+"""Decides after each round of a race which variants leave and which may win; pure functions.
 
 A round is one fresh process of each remaining variant, so that differences within a round exclude slow changes of the
 machine. From `FEW` rounds on, every decision uses a lower bound on how far one variant is behind another. The bounds of
-all looks and pairs hold together with probability 1 - `ALPHA` (Bonferroni), so with at most probability `ALPHA` the
-winner is more than `min_effect` slower than the best: either the best was found to be behind another variant, or the
-winner to be within `min_effect` of it, and each requires a bound that fails. Before that, a variant leaves only if it
-is further behind in every round than processes differ. tests/daemon/shipping/test_racing_error_rates.py counts the
-errors in races with known times.
+all looks and pairs hold simultaneously with probability 1 - `ALPHA` (Bonferroni). The probability that the winner is
+more than `min_effect` slower than the best is therefore at most `ALPHA`: either the best was found to be behind another
+variant, or the winner to be within `min_effect` of it, and each requires a bound to fail. Before that, a variant leaves
+only if it is further behind in every round than processes differ. tests/daemon/shipping/test_racing_error_rates.py
+counts the errors in races with known times.
 """
 
 import math
@@ -19,42 +19,42 @@ from benchd.daemon.verdicts.effects import as_share, mean_and_variance
 from benchd.daemon.verdicts.statistics import Interval, combine, student_t_quantile
 
 ALPHA = 0.04
-"""The probability that any bound of a race fails; the rest of 5 % is for the limits."""
+"""The probability that any bound in a race fails; the rest of 5 % is for the limits."""
 
 LIMITS_ALPHA = 0.01
 LOOKS = (1, 2, 3, 5, 8, 12, 18, 27, 40, 60)
-"""Numbers of rounds after which variants may leave and the race may end."""
+"""The numbers of rounds after which variants may leave and the race may end."""
 
 FEW = 8
-"""In fewer rounds all processes may be at the same level, and their spread is too uncertain for a bound."""
+"""In fewer rounds, all processes may be at the same level, and their spread is too uncertain for a bound."""
 
 GAPS = {1: math.log(2.0), 2: math.log(1.6), 3: math.log(1.4), 5: math.log(1.4)}
 """After this many rounds, before `FEW`, a variant leaves if it is behind by this log ratio in each round.
 
-Processes are known to jump between levels that differ by a factor of 1.3, and to differ by 20 % on a busy machine.
+Processes have been seen to jump between levels that differ by a factor of 1.3, and to differ by 20 % on a busy machine.
 """
 
 PROMISED = 5
-"""Number of fresh processes behind a winner's promise: as many as verifying runs, which uses the smaller number."""
+"""The number of fresh processes on which a winner's promise is based; verification runs at most as many."""
 
 PROMISED_AT_MOST = 18
-"""The same while its limits or its promise are undecided: five would reject a fifth of the winners that are 3 standard
-deviations within a limit."""
+"""The maximum while its limits or its promise are undecided: five would reject a fifth of the winners that are 3
+standard deviations within a limit."""
 
 WIDEST_SHARE = 1.0
-"""A promise whose interval is wider than this share of its time promises nothing."""
+"""A promise whose interval is wider than this share of its time is meaningless."""
 
 AGAINST_FAR = 3
-"""Fresh processes of a runner-up eliminated within `FEW` rounds; a closer one gets as many as the winner."""
+"""Number of fresh processes for a runner-up eliminated within `FEW` rounds; a closer one gets as many as the winner."""
 
 LEAST_SPREAD = 0.002
-"""A smaller spread of the differences is due to chance."""
+"""A smaller spread of the differences is assumed to be due to chance."""
 
 
 class Behind(Struct, frozen=True):
-    """The share by which a variant is slower than another: the mean, and the interval that the race relies on.
+    """The share by which a variant is slower than another: the mean, and the interval on which the race relies.
 
-    Before `FEW` rounds the interval is the range over the rounds, then its bounds; `rounds` is their number.
+    Before `FEW` rounds, the interval is the range over the rounds, later the bounds; `rounds` is the number of rounds.
     """
 
     than: str
@@ -64,9 +64,9 @@ class Behind(Struct, frozen=True):
 
 
 class Look(Struct, frozen=True, kw_only=True):
-    """The result of a look: which variants are `behind` and leave, and which `may_win` (none until it is settled).
+    """The result of a look: variants that are `behind` and leave, and those that `may_win` (none until it is settled).
 
-    All that may win are at most `min_effect` slower than any other remaining variant.
+    Variants that may win are at most `min_effect` slower than any other remaining variant.
     """
 
     behind: dict[str, Behind] = {}
@@ -74,10 +74,10 @@ class Look(Struct, frozen=True, kw_only=True):
 
 
 def look(times: Mapping[str, Sequence[float]], fit: Collection[str], field: int, min_effect: float) -> Look:
-    """Return what the rounds so far show about the remaining variants, out of an initial number `field`.
+    """Return the conclusions from the rounds so far about the remaining variants, out of an initial number `field`.
 
-    `times` contains the positive times of the same rounds for each variant. Only those in `fit`, which certainly meet
-    the limits, can win or put another behind. The number of rounds must be in `LOOKS`.
+    `times` contains the positive times of the same rounds for each variant. Only variants in `fit`, which certainly
+    meet the limits, can win or make another leave. The number of rounds must be in `LOOKS`.
     """
     rounds = len(next(iter(times.values())))
     logs = {name: [math.log(value) for value in values] for name, values in times.items()}
@@ -116,7 +116,7 @@ def _behind(logs: Sequence[float], best: Sequence[float], than: str, field: int)
 
 
 def _per_bound(field: int) -> float:
-    """Return the error of one bound: there is one per other variant and per look with bounds."""
+    """Return the error rate of one bound, given one bound per other variant and look."""
     return ALPHA / (max(field - 1, 1) * sum(rounds >= FEW for rounds in LOOKS))
 
 
@@ -126,7 +126,7 @@ def needed_against(behind: Behind | None) -> int:
 
 
 def promises_nothing(times_ms: Sequence[float]) -> bool:
-    """Return whether the interval promised by these processes is wider than the time itself."""
+    """Return whether the interval for a promise from these processes would be wider than the time itself."""
     centre_ms, interval = combine(times_ms)
     return interval is None or interval.high - interval.low > WIDEST_SHARE * centre_ms
 
@@ -134,7 +134,7 @@ def promises_nothing(times_ms: Sequence[float]) -> bool:
 def rounds_to_decide(times: Mapping[str, Sequence[float]], field: int, min_effect: float) -> int:
     """Return the approximate total of rounds that would separate these variants or show a tie within `min_effect`.
 
-    Estimated from the spread so far; requires at least three rounds.
+    The estimate is based on the spread so far, and requires at least three rounds.
     """
     means = {name: math.fsum(map(math.log, values)) / len(values) for name, values in times.items()}
     best, *others = sorted(times, key=means.__getitem__)
@@ -144,15 +144,16 @@ def rounds_to_decide(times: Mapping[str, Sequence[float]], field: int, min_effec
 
 def _rounds(best: Sequence[float], other: Sequence[float], quantile: float, min_effect: float) -> int:
     centre, variance = mean_and_variance([math.log(b / a) for a, b in zip(best, other, strict=True)])
-    shown = max(abs(centre), abs(centre + math.log1p(min_effect)))  # either ahead, or behind by no more than this
+    # either to be ahead, or to be behind by at most `min_effect`
+    shown = max(abs(centre), abs(centre + math.log1p(min_effect)))
     return max(FEW, math.ceil(max(variance, LEAST_SPREAD**2) * (quantile / max(shown, 1e-4)) ** 2))
 
 
 def exceeds(values: Sequence[float], limit: float, bounds: int) -> bool | None:
     """Return whether a figure is certainly above the limit (True), certainly within (False), or neither (None).
 
-    Above: the lower bound of the mean is above the limit, where `bounds` and the looks share `LIMITS_ALPHA`; one or two
-    processes must all exceed twice the limit. Within: the 95 % bound of the next process is within it; one or two
+    It is above if the lower bound of the mean exceeds the limit, where `bounds` and the looks share `LIMITS_ALPHA`; one
+    or two processes must all exceed twice the limit. It is within if the 95 % bound for the next process is; one or two
     processes must all be at most half the limit.
     """
     if len(values) < 3:
@@ -162,7 +163,7 @@ def exceeds(values: Sequence[float], limit: float, bounds: int) -> bool | None:
 
 
 def rounds_to_judge(values: Sequence[float], limit: float, bounds: int) -> int | None:
-    """Return the look at which values like these would be above or within the limit, or None if there is none."""
+    """Return the look at which values like these would be certainly above or within the limit, or None."""
     if len(values) < 3:
         return next(rounds for rounds in LOOKS if rounds >= 3)
     centre, variance = mean_and_variance(list(map(math.log, values)))

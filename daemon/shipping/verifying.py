@@ -24,7 +24,7 @@ PROCESSES = 5
 
 
 def refuse_untrusted(folder: Path, shipped: Manifest, *, trust_code: bool) -> None:
-    """Raise UsageError for a folder that runs code when loaded, unless this user made it or trusts it."""
+    """Raise UsageError for a folder that runs code when loaded, unless this user made or trusts it."""
     if shipped.runs_code and not trust_code and not manifest.is_ours(folder):
         raise UsageError(
             f"{folder}: loading it runs Python code ({CODE}/), which this user ({folders.user()}) did not ship; if you "
@@ -33,9 +33,9 @@ def refuse_untrusted(folder: Path, shipped: Manifest, *, trust_code: bool) -> No
 
 
 def why_rebuilt(folder: Path, shipped: Manifest, here: Environment, *, trust_plan: bool) -> str:
-    """Return why the TensorRT plan or AOTInductor package is rebuilt instead of loaded, or an empty string.
+    """Return why the TensorRT plan or AOTInductor package must be rebuilt instead of loaded, or an empty string.
 
-    The worker compares a package with the environment it was compiled for.
+    The worker compares the environment with the one that a package was compiled for.
     """
     if not shipped.program:
         return ""
@@ -56,7 +56,7 @@ def why_rebuilt(folder: Path, shipped: Manifest, here: Environment, *, trust_pla
 
 
 def _gpu(environment: Environment) -> str | None:
-    """Return what identifies the GPU; on a Jetson its board, whose GPU a worker and /proc name differently."""
+    """Return what identifies the GPU; on a Jetson the board, because a worker and /proc name its GPU differently."""
     return environment.board or environment.soc if environment.is_tegra else environment.gpu
 
 
@@ -94,7 +94,7 @@ def verify(
 ) -> Verified:
     """Measure the folder in fresh processes until one fails; return the verdict, `broken` for different answers.
 
-    The session attends after each step that may take seconds, because the service's watchdog is waiting.
+    The session's `attend` is called after each step that may take seconds, because the service has a watchdog.
     """
     here = session.machine.environment()
     session.reason_to_end()

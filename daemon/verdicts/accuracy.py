@@ -1,4 +1,4 @@
-"""Accuracy as top-1 or a user's metric: its record field, its text, and whether a drop from fp32 is small."""
+"""Accuracy as top-1 or a user's metric: its record field, its text, and the judgement of a drop from fp32."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -8,7 +8,7 @@ from benchd.daemon.verdicts import proportions
 from benchd.daemon.verdicts.statistics import Interval
 
 RULE_OF_THREE = 3.0
-"""With no event in n trials, the event rate is at most 3/n with 95 % confidence."""
+"""If no event occurs in n trials, the event rate is at most 3/n with 95 % confidence."""
 
 NOT_ASKED = "no images with labels were given, or no trained weights"
 """The reason in `missing` if accuracy was not requested."""
@@ -54,10 +54,11 @@ def of_metric(
     data: str,
     data_sha256: str,
 ) -> Accuracy:
-    """Return the accuracy by a user's metric; `drawn` has the variant's and fp32's value in each resample of the items.
+    """Return the accuracy by a user's metric; `drawn` contains the variant's and fp32's values for each resample.
 
-    The intervals are percentile intervals. The drop of identical answers (`is_identical`) is exactly 0. If other
-    answers change no resample, the drop is bounded by 3 of `images` items, as for a share, scaled by the larger value.
+    The intervals are percentile intervals. The drop of identical answers (`is_identical`) is exactly 0. If differing
+    answers leave every resample unchanged, the drop is bounded by 3 of `images` items, as for a share, scaled by the
+    larger value.
     """
     sign = 1.0 if better == "higher" else -1.0
     import numpy as np  # noqa: PLC0415 - reading records, which the base can, needs none
@@ -88,20 +89,20 @@ def of_metric(
 
 
 def figure(accuracy: Accuracy) -> str:
-    """Return the value with its interval; a share is in percent."""
+    """Return the value with its interval, as text; a share is in percent."""
     if accuracy.is_share:
         return f"{100 * accuracy.value:.1f} [{100 * accuracy.low:.1f}, {100 * accuracy.high:.1f}] %"
     return f"{accuracy.value:.4g} [{accuracy.low:.4g}, {accuracy.high:.4g}]"
 
 
 def heading(records: Iterable[Record]) -> str:
-    """Return the names of the records' metrics, each share marked with its unit."""
+    """Return the names of the records' metrics; shares are marked with their unit."""
     judged = [record.accuracy for record in records if record.accuracy]
     return ", ".join(dict.fromkeys(f"{one.metric} %" if one.is_share else one.metric for one in judged))
 
 
 def drop(accuracy: Accuracy) -> str:
-    """Return the drop from fp32 with its interval; the drop of a share is in percentage points."""
+    """Return the drop from fp32 with its interval, as text; the drop of a share is in percentage points."""
     if accuracy.is_share:
         return f"{100 * accuracy.drop:.2f} [{100 * accuracy.drop_low:.2f}, {100 * accuracy.drop_high:.2f}] %"
     return f"{accuracy.drop + 0.0:.3g} [{accuracy.drop_low:.3g}, {accuracy.drop_high:.3g}]"

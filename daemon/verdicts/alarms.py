@@ -1,8 +1,9 @@
-"""How much slower a result must be on each of three days to raise an alarm, so that false alarms are rare; pure.
+"""Computes how much slower results must be on three days to raise an alarm, so that false alarms are rare; pure.
 
 All results of a case are compared with the same pinned runs, so an unlucky baseline raises false alarms for as long as
 it is pinned. The bound is therefore a tolerance bound: the budget is the expected share of installations that raise a
-false alarm in a month, averaged over the pinned runs they may have. tests/daemon/verdicts/test_alarms.py checks it.
+false alarm in a month, averaged over the pinned runs that they may have. tests/daemon/verdicts/test_alarms.py checks
+it.
 """
 
 import math
@@ -20,23 +21,23 @@ from benchd.daemon.verdicts.effects import RUNS_APART, mean_and_variance
 from benchd.daemon.verdicts.results import process_medians_ms
 
 SLOWER_DAYS = 3
-"""SLOWER results, each at least a day after the one before, that raise an alarm: a weekend has only two days."""
+"""How many SLOWER results, each at least a day after the previous one, raise an alarm: a weekend has only two days."""
 
 LEAST_CHANGE = 2.5 * RUNS_APART
-"""The least log ratio that counts, 8.3 %, however similar the pinned runs: all may come from a single boot."""
+"""The smallest log ratio that counts, 8.3 %, however similar the pinned runs are: all may come from a single boot."""
 
 FEWEST_APART = 5
-"""Fewer pinned runs could all have the same level by chance, and their bound would be tens of standard deviations."""
+"""Fewer pinned runs might all be at the same level by chance, and their bound would be tens of standard deviations."""
 
 DAILY = MONTH_S / DAY_S
-"""Results per month, assumed for a case without a schedule."""
+"""The number of results per month that is assumed for a case without a schedule."""
 
-_SPREADS = [math.exp(step / 10) for step in range(-90, 15)]  # of the pinned runs, divided by the true deviation
-_CENTRES = [step / 2 for step in range(-8, 9)]  # of the pinned runs, in their standard errors
+_SPREADS = [math.exp(step / 10) for step in range(-90, 15)]  # deviations of the pinned runs, divided by the true one
+_CENTRES = [step / 2 for step in range(-8, 9)]  # centres of the pinned runs, in standard errors
 
 
 class Budget(Struct, frozen=True):
-    """The accepted number of false alarms per month over all cases, and the results per month of each case."""
+    """The accepted number of false alarms per month across all cases, and the results per month of each case."""
 
     false_alarms_per_month: float
     results_per_month: Mapping[str, float]
@@ -62,8 +63,8 @@ class Budget(Struct, frozen=True):
 def _factor(runs: int, chance: float, results: float) -> float:
     """Return the bound, in estimated standard deviations, at which `results` results raise an alarm with `chance`.
 
-    An alarm takes `SLOWER_DAYS` independent results beyond the bound. Its probability is averaged over the centre and
-    the deviation of the pinned runs, which all results of an installation share.
+    An alarm takes `SLOWER_DAYS` independent results beyond the bound. Its probability is averaged over the possible
+    centres and deviations of the pinned runs, with which all results of an installation are compared.
     """
     weights = {
         (spread, centre / math.sqrt(runs)): math.exp((runs - 1) * (math.log(spread) - spread**2 / 2) - centre**2 / 2)
@@ -98,10 +99,10 @@ def apart(pinned: Sequence[Record]) -> list[Record]:
 
 
 def least_change(budget: Budget, pinned: Sequence[Record], processes: int | None = None) -> float | None:
-    """Return the log ratio beyond which a result of `processes` processes counts; None with too few separate runs.
+    """Return the log ratio beyond which a result from `processes` processes counts; None with too few separate runs.
 
-    Runs half a day apart count as separate. At most as many processes of each pinned run are used: the mean of more
-    would vary less than the result.
+    Runs half a day apart count as separate. At most this many processes of each pinned run are used, because the mean
+    of more would vary less than the result.
     """
     runs = [process_medians_ms([record])[:processes] for record in apart(pinned)]
     if len(runs) < FEWEST_APART:

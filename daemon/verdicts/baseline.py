@@ -1,4 +1,4 @@
-"""The baseline of this machine: the records that later runs are compared with."""
+"""The machine's baseline: the records with which later runs are compared."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,7 +79,7 @@ def against(stored: Sequence[Record], measured: Sequence[Record]) -> list[Compar
 
 
 def alike(stored: Sequence[Record], measured: Sequence[Record]) -> list[Record]:
-    """Return the stored runs of the measured cases; runs in a different environment only for a case without others."""
+    """Return the stored runs of the measured cases, in a different environment only if a case has no others."""
     case_ids = {record.case_id for record in measured}
     same_cases = [record for record in stored if record.case_id in case_ids]
     matching = [record for record in same_cases if any(is_alike(record, reference) for reference in measured)]

@@ -1,4 +1,4 @@
-"""Two sets of records: which cases can be compared, the verdict on each, and the resulting exit code; pure."""
+"""Compares two sets of records: the comparable cases, the verdict on each, and the resulting exit code; pure."""
 
 import math
 import re
@@ -19,10 +19,11 @@ from benchd.daemon.verdicts.recommend import unfit, void, wrong
 from benchd.daemon.verdicts.results import process_medians_ms
 from benchd.daemon.verdicts.statistics import centre
 
-_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)  # an environment variable's: a record may come from anyone
+# valid names of environment variables, checked because a record may come from anyone
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ADVISED_PROCESSES = 5
-"""Number of processes in the commands that a reason suggests."""
+"""The number of processes in the commands that reasons suggest."""
 
 CLOCK_SHARE = 0.03
 """Clocks that differ by more than this share count as different."""
@@ -42,12 +43,12 @@ class Comparison(Struct, frozen=True, kw_only=True):
     """The verdict on `second` against `first`.
 
     `medians_ms` are the centres of the sides (`centre_ms`). `ratios` are the second side's time divided by the first's
-    in each pair of a live comparison, and determine its verdict. `notes` are differences between the sides that do not
-    prevent a comparison. `check_failed` is also set if the weights are equal but the answers differ. `broken_off` is
-    set if a process failed or the measurement was interrupted; for files, if B failed at what A measured. `doubt` says
-    why the times are not those of the requested cases, and `mark` follows the verdict if other load disturbed them.
-    `layers` attributes the difference to layers, if the processes were profiled. `mean_over_median` is of B's runs, for
-    comparison with tools that print means.
+    in each pair of a live comparison, from which its verdict follows. `notes` are differences between the sides that do
+    not prevent a comparison. `check_failed` is also set if the weights are equal but the answers differ. `broken_off`
+    is set if a process failed or the measurement was interrupted or, for files, if B failed where A was measured.
+    `doubt` says why the times are not those of the requested cases, and `mark` follows the verdict if other programs
+    disturbed them. `layers` attributes the difference to layers, if the processes were profiled. `mean_over_median` is
+    of B's runs, for comparison with tools that print means.
     """
 
     first: str
@@ -82,7 +83,7 @@ class Pair(Struct, frozen=True):
 
 
 def centre_ms(runs: Runs) -> float | None:
-    """Return the centre of the runs' centres, which an effect compares; None if there is no time."""
+    """Return the centre of the runs' centres, from which an effect is computed; None if there is no time."""
     times_ms = list(chain(*runs))
     if not times_ms or min(times_ms) <= 0.0:
         return median(times_ms) if times_ms else None
@@ -98,7 +99,7 @@ def compare(
 
     A case that cannot be compared is inconclusive, with the reason and, if there is one, the command to run. A case
     that is unsupported on both sides is left out. A record on both sides counts only for the first: it is not a second
-    measurement, and would make the sides more alike.
+    measurement, and would make the sides more similar.
     """
     in_first = {record.key for record in first}
     new = [record for record in second if record.key not in in_first]
@@ -122,7 +123,7 @@ def pair(
     """Return the two sides of a case for `judged`; `across_setups` lets environment and clocks differ between them.
 
     Records that `recommend` rejects, and differing answers, prevent the comparison unless `doubtful` is set:
-    `comparison` then doubts the verdict instead.
+    `comparison` then qualifies the verdict instead.
     """
     reason = _why_not(first, second, across_setups)
     if reason is None and not doubtful:
@@ -162,7 +163,7 @@ def _by_levels(verdict: Verdict, sides: Pair) -> Verdict:
 
 
 def runs_ms(records: Sequence[Record]) -> list[list[float]]:
-    """Return the process medians of each run of bench-once that has any."""
+    """Return the process medians of each bench-once run that has any."""
     by_run: dict[str, list[float]] = {}
     for record in records:
         by_run.setdefault(record.suite_id, []).extend(process_medians_ms([record]))
@@ -188,7 +189,7 @@ def comparison(
     ratios: Sequence[float] = (),
     shared: int = 0,
 ) -> Comparison:
-    """Return the Comparison of two sides; times that `recommend` rejects do not count, and a void check never wins.
+    """Return the Comparison of two sides, without times that `recommend` rejects; a void check never wins.
 
     `shared` is the number of records that were dropped from the second side because they are also in the first.
     """
@@ -226,7 +227,7 @@ def _mean_over_median(records: Sequence[Record]) -> float | None:
 
 
 def _is_broken_off(first: Sequence[Record], second: Sequence[Record]) -> bool:
-    """Return whether B failed at what A measured; a case that failed on both sides says nothing about B."""
+    """Return whether B failed where A was measured; a case that failed on both sides says nothing about B."""
     has_failed = bool(second) and second[-1].status in ("failed", "timeout", "aborted")
     return has_failed and bool(process_medians_ms(first)) and not process_medians_ms(second)
 
@@ -286,7 +287,7 @@ def _why_not(first: Sequence[Record], second: Sequence[Record], across_setups: b
 
 
 def _other_network(first: Sequence[Record], second: Sequence[Record]) -> str | None:
-    """Return what makes B a different network from A, else None; further training of the weights does not."""
+    """Return why B is a different network from A, else None; further trained weights do not make it one."""
     a, b = _measured(first)[-1].model, _measured(second)[-1].model
     return sameness.other_network(a, b) if a and b else None
 
@@ -306,7 +307,7 @@ def _notes(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
 
 
 def _mixed(*sides: Sequence[Record]) -> str | None:
-    """Return why the records of one side are of different models, else None; A and B may differ from each other."""
+    """Return why the records on one side are of different models, else None; A and B may differ from each other."""
     differences = [sameness.model_difference(_measured(side)) for side in sides]
     return next((f"{side}: {words}" for side, words in zip("AB", differences, strict=True) if words), None)
 
@@ -362,7 +363,7 @@ def clocks(record: Record, other: Record) -> tuple[str, float, float] | None:
 def command(record: Record, processes: int | None = None, records: str = "") -> str:
     """Return the shell command that measures a record again: its case, variables, CPUs and device.
 
-    `processes` replaces the number of processes; `records` is where the record is, by default the output folder.
+    `processes` replaces the number of processes; `records` is the location of the record, by default the output folder.
     """
     words = ["bench-once", "--case", record.case_id, *(["--records", records] if records else []), *_device(record)]
     words += ["--processes", str(processes)] if processes else []
@@ -370,7 +371,7 @@ def command(record: Record, processes: int | None = None, records: str = "") -> 
 
 
 def _prefix(record: Record) -> Iterator[str]:
-    """Yield the variables, except CUDA_VISIBLE_DEVICES on a GPU (see `_device`), and the CPUs if restricted."""
+    """Yield the variables, except CUDA_VISIBLE_DEVICES on a GPU (see `_device`), and any restriction of the CPUs."""
     environment = record.environment
     for name, value in (environment.variables or {}).items():
         if _NAME.fullmatch(name) and (name != VISIBLE or environment.device == "cpu"):
@@ -380,7 +381,7 @@ def _prefix(record: Record) -> Iterator[str]:
 
 
 def _device(record: Record) -> list[str]:
-    """Return the arguments that keep a CPU case off an existing GPU, or a GPU case on the GPU it ran on."""
+    """Return the arguments that keep a CPU case off an existing GPU, or a GPU case on the GPU on which it ran."""
     environment = record.environment
     if environment.device == "cpu":
         return ["--device", "cpu"] if environment.gpu else []

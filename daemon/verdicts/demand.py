@@ -1,4 +1,4 @@
-"""The load that a deployed model must handle, and which server records show that it does; pure."""
+"""The load that a deployed model must handle, and the server records that prove that it does; pure."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,13 +8,13 @@ from msgspec import Struct
 from benchd.daemon.records import PERCENTILE, Load, Record
 
 RATE_SHARE = 0.02
-"""The search for a server's highest rate ends when the rate is known to within this share."""
+"""The search for a server's highest rate ends when that rate is known to within this share."""
 
 LEAST_SHARE = 1 / 64
 """The search ends without a rate below this share of the back-to-back throughput."""
 
 MOST_TRIALS, TRIAL_SHARE, CONFIRMATIONS = 12, 0.1, 5
-"""The limit on a search's trials; the length of a trial as a share of a run; the runs that confirm a rate."""
+"""A search's maximum number of trials, the length of a trial as a share of a run, and the runs that confirm a rate."""
 
 
 class Demand(Struct, frozen=True, kw_only=True):
@@ -40,9 +40,9 @@ class Demand(Struct, frozen=True, kw_only=True):
 
 
 def answering(records: Iterable[Record], demand: Demand) -> list[Record]:
-    """Return one record per case and place on these streams: the one at the lowest sufficient rate, else the newest.
+    """Return one record per case and place with these streams: the one at the lowest sufficient rate, else the newest.
 
-    `records` are in order of time. A rate found by the search counts like a requested one; records measured with a
+    `records` are in order of time. A rate found by a search counts like a requested one; records measured with a
     neighbour are ignored.
     """
     chosen: dict[tuple[str, ...], Record] = {}
@@ -59,7 +59,7 @@ def answering(records: Iterable[Record], demand: Demand) -> list[Record]:
 
 
 def _rank(record: Record, demand: Demand) -> tuple[bool, float]:
-    """Return a sort key for the records of one case: those that meet the demand first, by their rates."""
+    """Return a sort key for a case's records: those that meet the demand come first, sorted by rate."""
     is_short = shortfall(record, demand) is not None
     return is_short, 0.0 if is_short or record.requests is None else record.requests.rate_hz
 
@@ -80,7 +80,7 @@ def shortfall(record: Record, demand: Demand) -> str | None:
 
 
 def missing(records: Sequence[Record], demand: Demand) -> str | None:
-    """Return what to measure if no record is of a server with `demand.streams` streams, else None."""
+    """Return what to measure if there is no record of a server with `demand.streams` streams, else None."""
     if answering(records, demand):
         return None
     streams = "one stream" if demand.streams == 1 else f"{demand.streams} streams"

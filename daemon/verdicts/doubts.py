@@ -1,4 +1,4 @@
-"""What puts the times of records in doubt, and the words that go next to the figures; pure."""
+"""The reasons to doubt the times of records, and the words for them next to the figures; pure."""
 
 from collections.abc import Iterable
 
@@ -26,7 +26,7 @@ BUSY = {
     "foreign_gpu_process": "GPU used by others",
     "steal": "CPU taken by other virtual machines",
 }
-"""Flags of times that other load may have stretched by any factor."""
+"""Flags that mark times as possibly inflated, by any factor, by other programs."""
 
 PLAIN = BUSY | {
     "clock_below_range": "clock below 75 % of its maximum",
@@ -43,7 +43,7 @@ PLAIN = BUSY | {
     "two_levels": "jumps between two speeds",
     "warm_up_not_steady": "not warmed up",
 }
-"""The wording of flags that are not shown as they are."""
+"""The wording of flags that are not shown by name."""
 
 
 def of(record: Record, *, joules: bool = False) -> list[str]:
@@ -53,23 +53,23 @@ def of(record: Record, *, joules: bool = False) -> list[str]:
 
 
 def words(flags: Iterable[str]) -> str:
-    """Return flags as text for a reader."""
+    """Return flags as text for human readers."""
     return ", ".join(PLAIN.get(flag, flag.replace("_", " ")) for flag in flags)
 
 
 def busy(records: Iterable[Record]) -> list[str]:
-    """Return the flags that say other load stretched the times of these records."""
+    """Return the flags that say that other programs inflated the times of these records."""
     return [flag for flag in BUSY if any(flag in record.flags for record in records)]
 
 
 def mark(records: Iterable[Record]) -> str:
-    """Return the suffix for a figure or verdict from these records, empty if nothing disturbed them."""
+    """Return the suffix for a figure or verdict from these records, which is empty if they were not disturbed."""
     flags = busy(list(records))
     return f" ({words(flags)})" if flags else ""
 
 
 def warning(records: Iterable[Record]) -> str | None:
-    """Return the line to print above the figures of these records if other load disturbed them, else None."""
+    """Return the line to print above the figures of these records if other programs disturbed them, else None."""
     disturbed = [record for record in records if busy([record])]
     if not disturbed:
         return None

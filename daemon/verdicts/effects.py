@@ -1,4 +1,4 @@
-"""Verdicts on two arms: how much B differs from A, and whether that is faster, slower, the same or undecided; pure.
+"""Judges how much B differs from A, and whether that is faster, slower, the same or undecided; pure.
 
 Processes differ, runs differ more, and days differ too. Results from files are therefore compared by day or, if all are
 from the same day, by run. tests/daemon/verdicts/test_error_rates.py checks the error rates through the complete rules.
@@ -17,30 +17,31 @@ from benchd.daemon.records import ProcessResult
 from benchd.daemon.verdicts.statistics import Interval, student_t_quantile
 
 LOOKS = (7, 11, 15)
-"""Numbers of pairs after which a live comparison can stop."""
+"""The numbers of pairs after which a live comparison can stop."""
 
 LOOK_ALPHA = 0.022
-"""Error per look, for the two-sided test and for each one-sided test of SAME: 5 % over three looks.
+"""The error rate per look, for the two-sided test and each one-sided test of SAME: 5 % over three looks.
 
-S. J. Pocock, Biometrika 64, 1977, bounds the two-sided error; the tests simulate both kinds with Student's t.
+The two-sided error is bounded according to S. J. Pocock, Biometrika 64, 1977; the tests simulate both kinds with
+Student's t.
 """
 
 ALPHA = 0.05
 MIN_EFFECT = 0.005
 SAME_MARGIN = 0.01
 RUNS_APART = 0.032
-"""Standard deviation between runs of the same code, or between days, assumed if there are too few to estimate it.
+"""The standard deviation between runs of the same code, or between days, assumed if there are too few to estimate it.
 
 If the true one is at most 3 %, every error rate stays below 5 %, although the degrees of freedom are approximate.
 """
 
 FEWEST_DEGREES = 2
-"""With fewer degrees of freedom, such as for two runs against one, the spread is unknown."""
+"""With fewer degrees of freedom, for example for two runs against one, the spread is unknown."""
 
-MOST_DEGREES = 1e6  # for an assumed error
+MOST_DEGREES = 1e6  # degrees of freedom of an assumed error
 
 COMMON = 0.5
-"""The smallest error from rounds, as a share of Welch's; with 0.25, equal variants are told apart in 5.3 %."""
+"""The smallest error from rounds, as a share of Welch's; with 0.25, 5.3 % of equal variants would seem different."""
 
 FEWEST_PROCESSES = 3
 """With two processes per side, the degrees of freedom of Welch's t can fall below 2."""
@@ -60,9 +61,9 @@ Days = Mapping[str, Sequence[Run]]
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """How much B differs from A: the mean of log(B / A), its standard error and the degrees of freedom of its t.
+    """The difference of B from A: the mean of log(B / A), its standard error and the degrees of freedom of its t.
 
-    `unit` is what was repeated; `is_assumed` is set if there were too few repeats to estimate the spread, so that
+    `unit` is the repeated unit; `is_assumed` is set if there were too few repeats to estimate the spread, so that
     `RUNS_APART` is used. `spread` is the standard deviation of one pair, or of the ratio of one B to one A.
     """
 
@@ -89,13 +90,14 @@ def as_share(log_ratio: float) -> float:
     return math.expm1(max(-_LARGEST_LOG, min(log_ratio, _LARGEST_LOG)))
 
 
-_LARGEST_LOG = 30.0  # times from elsewhere, and two runs against one in a long plan, exceed the range of a float
+# times from other sources, and two runs against one in a long plan, would exceed the range of a float
+_LARGEST_LOG = 30.0
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict on B against A. `effect` is B divided by A, minus 1; None, with the reason, if nothing was compared.
+    """The verdict on B compared with A. `effect` is B divided by A, minus 1; None, with the reason, if there is none.
 
-    `reason` says why the verdict is inconclusive and what would settle it, or how a difference is limited.
+    `reason` says why the verdict is inconclusive and what would settle it, or in what way a difference is qualified.
     """
 
     answer: Answer
@@ -108,8 +110,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 def ratio(first: ProcessResult, second: ProcessResult) -> float:
     """Return the second process's time divided by the first's; raise ValueError unless both were timed.
 
-    Interleaved blocks are compared round by round, and the median of the ratios is robust to a disturbance that hits
-    only one side. For processes measured one after the other it is the ratio of their medians.
+    Interleaved blocks are compared round by round, because the median of the ratios is robust to a disturbance of only
+    one side. For processes measured one after the other, it is the ratio of their medians.
     """
     a, b = first.blocks, second.blocks
     if a and b and a.is_interleaved and b.is_interleaved:
@@ -132,11 +134,11 @@ def _of_pairs(logs: Sequence[float]) -> Effect:
 
 
 def rounds_effect(first: Sequence[float], second: Sequence[float]) -> Effect:
-    """Return the effect from processes of A and B that ran in rounds: the first of each, then the second of each, etc.
+    """Return the effect from processes of A and B that ran in rounds: the first of each, then the second of each, ...
 
     A slow change, such as heating, affects a whole round and cancels in its ratio. The order within a round is random,
-    so few rounds may all have the same order; the error is therefore at least `COMMON` times Welch's, which includes
-    all of the drift.
+    so a few rounds may all have the same order; the error is therefore at least `COMMON` times Welch's, which includes
+    the whole drift.
     """
     all_of_both = welch_effect(first, second)
     pairs = _of_pairs([math.log(b) - math.log(a) for a, b in zip(first, second, strict=True)])
@@ -144,10 +146,10 @@ def rounds_effect(first: Sequence[float], second: Sequence[float]) -> Effect:
 
 
 def welch_effect(first: Sequence[float], second: Sequence[float]) -> Effect:
-    """Return the effect from the process medians of one run each of A and B, by Welch's t on their logarithms.
+    """Return the effect from the process medians of one run each of A and B, using Welch's t on their logarithms.
 
-    Takes at least three of each. If their numbers differ, the smaller one gives the degrees of freedom: with Welch's
-    own, the error rate is 7 % for three processes against fifteen.
+    At least three of each are needed. If their numbers differ, the smaller one determines the degrees of freedom: with
+    Welch's own, the error rate would be 7 % for three processes against fifteen.
     """
     _require_positive(first, second, fewest=FEWEST_PROCESSES)
     (a, variance_a), (b, variance_b) = (mean_and_variance([math.log(v) for v in arm]) for arm in (first, second))
@@ -162,11 +164,11 @@ def welch_effect(first: Sequence[float], second: Sequence[float]) -> Effect:
 def runs_effect(first: Days, second: Days) -> Effect:
     """Return the effect from the runs of A and of B.
 
-    Variation between days does not show within one day, nor variation between runs within one run. The values compared
-    are therefore the centres of days, or of runs if both sides have only the same single day: Student's t with a
-    variance pooled over both sides, which assumes equal spread. With a single B it is the prediction interval from A's
-    values. With too few values to estimate the spread, `RUNS_APART` or the observed spread is used, whichever is
-    larger, in addition to the spread within runs or days.
+    A single day does not reveal the variation between days, nor a single run that between runs. The values compared are
+    therefore the centres of days, or of runs if both sides have only the same single day: Student's t with a variance
+    pooled over both sides, which assumes equal spread. With a single B, it is the prediction interval from A's values.
+    With too few values to estimate the spread, `RUNS_APART` or the observed spread is used, whichever is larger, in
+    addition to the spread within runs or days.
     """
     _require_positive(*chain(*first.values(), *second.values()), fewest=1)
     sides, unit = _units(first, second)
@@ -179,7 +181,7 @@ def runs_effect(first: Days, second: Days) -> Effect:
     inverse = [fmean(1.0 / len(values) for values in side) for side in sides]
     actual = sum(share / len(side) for share, side in zip(inverse, sides, strict=True))
     if degrees >= FEWEST_DEGREES:
-        # the part that the variance of the centres lacks if one side has fewer values per centre
+        # added because the variance of the centres is too small if one side has fewer values per centre
         within_sides = (
             of_units / degrees * sum(share * (len(side) - 1) for share, side in zip(inverse, sides, strict=True))
         )
@@ -222,7 +224,7 @@ def mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
 def judge(effect: Effect, alpha: float = ALPHA, min_effect: float = MIN_EFFECT, same_alpha: float = ALPHA) -> Verdict:
     """Return the verdict on one effect at the two-sided error `alpha`.
 
-    It is faster or slower if the interval excludes 0 and the effect is at least `min_effect`. It is the same if two
+    B is faster or slower if the interval excludes 0 and the effect is at least `min_effect`. It is the same if two
     one-sided tests, each at `same_alpha`, exclude a change of 1 %, or of `min_effect` if that is larger.
     """
     interval, narrow = effect.interval(1.0 - alpha), effect.interval(1.0 - 2.0 * same_alpha)
@@ -246,7 +248,7 @@ def _margin(min_effect: float) -> float:
 
 
 def _undecided(effect: Effect, interval: Interval, alpha: float, min_effect: float) -> str:
-    """Return why the effect is neither a difference nor the same, and what would settle it."""
+    """Return why the effect is neither a difference nor SAME, and what would settle it."""
     if effect.is_assumed:
         return f"{_ASSUMED}; measure each side on several days, or use benchd compare --live"
     if _excludes_zero(interval):
@@ -262,10 +264,10 @@ def _undecided(effect: Effect, interval: Interval, alpha: float, min_effect: flo
 
 
 def deciding_repeats(effect: Effect, alpha: float = ALPHA, min_effect: float = MIN_EFFECT) -> int | None:
-    """Return how many pairs, runs or days per side would probably decide at this spread; None beyond MOST_REPEATS.
+    """Return how many pairs, runs or days per side would probably decide, given this spread; None beyond MOST_REPEATS.
 
-    They decide if, in 4 of 5 cases, the effect they observe is large or small enough. The observed effect is assumed to
-    be normally distributed around the present one, with the errors of both and the upper quartile of the true spread
+    They decide if, in 4 of 5 cases, the effect that they show is large or small enough. The observed effect is assumed
+    to be normally distributed around the present one, with the errors of both and the upper quartile of the true spread
     given the observed one.
     """
     sides = 1.0 if effect.unit == "pairs" else 2.0
@@ -289,7 +291,7 @@ def _deciding(effect: Effect, repeats: int, degrees: float, alpha: float, min_ef
 def look(ratios: Sequence[float], min_effect: float = MIN_EFFECT, comparisons: int = 1) -> Verdict | None:
     """Return the verdict of a live comparison after these pairs' ratios, None if more are needed.
 
-    With several `comparisons` the error is divided among them (C. E. Bonferroni), for 5 % in total.
+    With several `comparisons`, the error is divided among them (C. E. Bonferroni), for a total of 5 %.
     """
     if len(ratios) not in LOOKS:
         return None
@@ -298,10 +300,10 @@ def look(ratios: Sequence[float], min_effect: float = MIN_EFFECT, comparisons: i
 
 
 def judge_plan(effects: Sequence[Effect], min_effect: float = MIN_EFFECT) -> list[Verdict]:
-    """Return one verdict per effect, with a probability of at most 5 % for any false difference among all of them.
+    """Return one verdict per effect, such that the probability of any false difference among them is at most 5 %.
 
-    Compares p-values, smallest first, with 5 % divided by the number left (S. Holm, Scandinavian Journal of Statistics
-    6, 1979). Each step here settles all effects below the current bound, then recomputes the bound.
+    The p-values, smallest first, are compared with 5 % divided by the number left (S. Holm, Scandinavian Journal of
+    Statistics 6, 1979). Each step here settles all effects below the current bound, then recomputes the bound.
     """
     verdicts: dict[int, Verdict] = {}
     while len(verdicts) < len(effects):

@@ -1,4 +1,4 @@
-"""Latency, energy, power and memory of a record, as compared with limits; pure."""
+"""The latency, energy, power and memory of a record that are compared with limits; pure."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 
 def latency_ms(record: Record) -> float | None:
-    """Return p99 if enough runs back it, else the upper end of the median's interval, else None.
+    """Return p99 if there are enough runs for it, else the upper end of the median's interval, else None.
 
-    If requests were dropped, only p99 counts, because the interval covers answered requests only.
+    If requests were dropped, only p99 counts, because the interval is that of answered requests only.
     """
     if record.timing is None:
         return None
@@ -32,7 +32,7 @@ def dropped_half(record: Record) -> bool:
 
 
 def is_dropped_median(requests: Requests) -> bool:
-    """Return whether the median request was dropped, which leaves no median latency."""
+    """Return whether the median request was dropped, so that there is no median latency."""
     return 2 * requests.dropped >= requests.asked > 0
 
 
@@ -48,9 +48,9 @@ def largest_energy_j(record: Record) -> float | None:
 
 
 def power_w(record: Record) -> float | None:
-    """Return the mean power of the rail that draws the most, which is the input rail if there is one.
+    """Return the mean power of the rail with the largest power, which is the input rail if there is one.
 
-    If no rail was read but energy was counted, it is that energy divided by the window's length.
+    If no rail was read but energy was counted, the power is that energy divided by the length of the window.
     """
     rails = [summary.mean for key, summary in record.telemetry.items() if key.partition("@")[0] == "power_w"]
     if rails:
@@ -81,14 +81,14 @@ def memory_mib(record: Record) -> float | None:
 
 
 def worker_peak_bytes(record: Record) -> int | None:
-    """Return a CPU process's peak since its start (its check included) if over 10 % above `memory_bytes`, else None."""
+    """Return a CPU process's peak since its start, check included, if over 10 % above `memory_bytes`, else None."""
     size = memory_bytes(record)
     peak = record.memory.worker_peak_bytes if record.memory and record.environment.device == "cpu" else None
     return peak if size and peak and peak > 1.1 * size else None
 
 
 def unbeaten(points: Iterable[tuple[float, float, T]]) -> Iterator[tuple[float, float, T]]:
-    """Yield the points (latency, energy, item) that no other point beats in both, fastest first."""
+    """Yield the points (latency, energy, item) that no other point beats in both respects, fastest first."""
     least = math.inf
     for point in sorted(points, key=lambda candidate: candidate[:2]):
         if point[1] < least:

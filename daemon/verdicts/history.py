@@ -1,4 +1,4 @@
-"""Shifts in the speed of a case between runs: where new levels begin in a series of medians; pure."""
+"""Finds shifts in the speed of a case between runs: where new levels begin in a series of medians; pure."""
 
 import math
 from collections.abc import Sequence
@@ -8,16 +8,16 @@ from benchd.daemon.verdicts.effects import ALPHA, MIN_EFFECT, as_share
 from benchd.daemon.verdicts.statistics import student_t_quantile
 
 FEWEST_RUNS = 4
-"""The smallest number of runs in a level."""
+"""The smallest number of runs that can form a level."""
 
 MOST_LAG1 = 0.9
-"""Upper limit for the estimated correlation between successive runs that shifts must stand out from."""
+"""An upper limit on the estimated correlation between successive runs, from which shifts must stand out."""
 
 
 def shifts(medians_ms: Sequence[float]) -> list[int]:
     """Return the indices at which new levels begin, ascending; the medians are in order of time.
 
-    A median that is not positive is not a time and is skipped.
+    A median that is not positive cannot be a time and is skipped.
 
     Binary segmentation proposes levels: each span is split where the two sides differ most, if Student's t exceeds a
     bound corrected for the number of places tried (Bonferroni), and each side is examined again. This assumes
@@ -32,7 +32,7 @@ def shifts(medians_ms: Sequence[float]) -> list[int]:
         weak = sorted(strength for strength in strengths if strength < 1.0)
         if not weak:
             break
-        most = weak[len(weak) // 10]  # a tenth of them at once: a series of thousands has hundreds
+        most = weak[len(weak) // 10]  # a tenth of them at once, because a series of thousands has hundreds
         proposals = [place for place, strength in zip(proposals, strengths, strict=True) if strength > most]
     return [places[i] for i in proposals]
 
@@ -84,7 +84,7 @@ def _proposed(logs: Sequence[float]) -> list[int]:
 
 
 def _shift(logs: Sequence[float]) -> int | None:
-    """Return where the two sides of a span differ most; None if the difference is within the noise."""
+    """Return the place where the two sides of a span differ most; None if the difference is within the noise."""
     count = len(logs)
     places = range(FEWEST_RUNS, count - FEWEST_RUNS + 1)
     if not places:

@@ -1,9 +1,9 @@
-"""Which layers a change of time is in: the layer profiles of two sides, matched and compared; pure.
+"""Attributes a change of time to layers by matching and comparing the layer profiles of two sides; pure.
 
 A profiler slows down what it times, so the change itself is taken from the unprofiled times, and the profiles only
-attribute it. Runtimes fuse and rename layers differently, so layers are matched by the original nodes they cover. What
-a process, a clock or a thread count does to all layers alike is each round's median ratio, and a layer is reported for
-the time it adds beyond that.
+attribute it. Runtimes fuse and rename layers differently, so layers are matched by the original nodes that they cover.
+The effect that a process, a clock or a thread count has on all layers equally is each round's median ratio, and a layer
+is reported for the time that it adds beyond that.
 """
 
 import math
@@ -25,17 +25,17 @@ FEWEST_LAYERS = 4
 """With fewer large layers, a common change cannot be distinguished from that of a single layer."""
 
 LEAST_SHARE, LEAST_MS = 0.01, 0.005
-"""Share of the total time, and time: smaller layers do not count towards the common change."""
+"""As a share of the total time, and as a time: smaller layers do not count towards the common change."""
 
 LEAST_PART, LEAST_BETWEEN = 0.05, 0.2
-"""Shares of the total change below which a layer, or the time between layers (with the profiler's), is not reported."""
+"""Shares of the total change below which a layer, or the time between layers and in the profiler, is not reported."""
 
 MOST_OF_ONE = 0.5
-"""Share of the total change: if a layer adds more beyond the common change, the layers are not alike."""
+"""A share of the total change: if a layer adds more beyond the common change, not all layers changed equally."""
 
 
 class Round(Struct, frozen=True):
-    """One process per side: its unprofiled time per run, and the time of each layer under a profiler."""
+    """One process per side: its unprofiled time per run, and each layer's time under a profiler."""
 
     first_ms: float
     second_ms: float
@@ -44,7 +44,7 @@ class Round(Struct, frozen=True):
 
 
 class LayerChange(Struct, frozen=True, kw_only=True):
-    """Layers that cover common nodes, and the ms per run they add beyond the change common to all layers.
+    """Layers that cover common nodes, and the ms per run that they add beyond the change common to all layers.
 
     `share` is relative to the total change, with E. C. Fieller's interval, or None if that is unbounded.
     """
@@ -58,9 +58,9 @@ class LayerChange(Struct, frozen=True, kw_only=True):
 
 
 class LayerVerdict(Struct, frozen=True, kw_only=True):
-    """Where a change of `added_ms` per run is: in the `changes`, largest first, or in all `layers` alike.
+    """Where a change of `added_ms` per run comes from: the `changes`, largest first, or all `layers` equally.
 
-    `common` is the relative change that all layers share, None if it is within the noise or there are too few layers.
+    `common` is the relative change shared by all layers, None if it is within the noise or there are too few layers.
     """
 
     added_ms: float
@@ -72,7 +72,7 @@ class LayerVerdict(Struct, frozen=True, kw_only=True):
 
     @property
     def sentence(self) -> str:
-        """Return the verdict as text for a reader."""
+        """Return the verdict as text for human readers."""
         whole = f"{abs(self.added_ms):.3g} ms {'slower' if self.added_ms > 0 else 'faster'}"
         common = "" if self.common is None else f"all layers {100 * self.common:+.1f} %"
         if self.alike:
@@ -84,7 +84,7 @@ class LayerVerdict(Struct, frozen=True, kw_only=True):
 
 
 class _Group(Struct, frozen=True):
-    """The names of layers on both sides that do the same work, and how the sides differ."""
+    """The names of layers on both sides that do the same work, and how their times differ."""
 
     name: str
     first: frozenset[str]
@@ -95,7 +95,7 @@ class _Group(Struct, frozen=True):
 def rounds(
     first: Sequence[ProcessResult], second: Sequence[ProcessResult], ratios: Sequence[float] = ()
 ) -> list[Round]:
-    """Return the processes of both sides in pairs; the ratio of a live comparison gives the second process's time."""
+    """Return the processes of both sides in pairs; a live comparison's ratio determines the second one's time."""
     made = []
     for place, (a, b) in enumerate(zip(first, second, strict=False)):
         if a.timing and b.timing:
@@ -105,7 +105,7 @@ def rounds(
 
 
 def judge(rounds: Sequence[Round]) -> LayerVerdict | None:
-    """Return where the change of time is; None if it is within the noise or a side has no layers."""
+    """Return where the change of time comes from; None if it is within the noise or a side has no layers."""
     if len(rounds) < FEWEST_ROUNDS or not all(each.first and each.second for each in rounds):
         return None
     added = [each.second_ms - each.first_ms for each in rounds]
@@ -138,7 +138,7 @@ def _size(change: LayerChange) -> float:
 
 
 def _shared(before: Sequence[float], after: Sequence[float], least_ms: float) -> float:
-    """Return the median log ratio of layers of at least `least_ms`, one vote each; 0 if there are too few."""
+    """Return the unweighted median log ratio of the layers of at least `least_ms`; 0 if there are too few."""
     ratios = [math.log(late / early) for early, late in zip(before, after, strict=True) if min(early, late) >= least_ms]
     return median(ratios) if len(ratios) >= FEWEST_LAYERS else 0.0
 
@@ -146,7 +146,7 @@ def _shared(before: Sequence[float], after: Sequence[float], least_ms: float) ->
 def _standing_out(
     groups: Sequence[_Group], columns: Sequence[Sequence[float]], added: Sequence[float]
 ) -> Iterator[LayerChange]:
-    """Yield the groups whose change is large enough and beyond the noise, at 5 % error for all together (S. Holm)."""
+    """Yield the groups whose change is large enough and beyond the noise, with a joint error rate of 5 % (S. Holm)."""
     left = dict(enumerate(columns))
     while True:
         alpha = ALPHA / max(len(left), 1)
@@ -201,14 +201,14 @@ class _Covering:
 
 
 def _groups(first: Sequence[LayerTime], second: Sequence[LayerTime]) -> list[_Group]:
-    """Return the layers of both sides grouped by common nodes: a fused layer and its parts opposite form one group.
+    """Return the layers of both sides by common nodes: a fused layer and its parts on the other side are a group.
 
-    Layers with no common nodes are matched by kind, in order, so that no two pairs cross; the rest are new or gone.
+    Layers without common nodes are matched by kind, in order, without crossings; the rest are new or gone.
     """
     coverings: list[_Covering] = []
     for side, layers in enumerate((first, second)):
         for layer in layers:
-            # a name of a runtime's own is that of its place: another layer in front changes it
+            # a runtime's own name depends on the layer's position, and changes with the number of layers in front of it
             joined = _Covering({*layer.covers} or ({layer.name} if not layer.kind else set()), ([], []))
             touching = [each for each in coverings if each.nodes & joined.nodes]
             for each in touching:

@@ -1,7 +1,7 @@
-"""How much identical code differs on this machine: A/A comparisons, and the noise floor of each case from them.
+"""Stores how much identical code differs on this machine, in A/A comparisons, and derives each case's noise floor.
 
-The interval of a comparison already covers the variation among its own processes. The floor covers the rest: how far
-identical code differed when a narrow interval excluded 0.
+The interval of a comparison already accounts for the variation among its own processes. The floor accounts for the
+rest: how far identical code differed although a narrow interval excluded 0.
 """
 
 import time
@@ -22,10 +22,10 @@ from benchd.daemon.verdicts.statistics import percentile
 
 FILE = "noise_floor.jsonl"
 FEWEST = 5
-"""The fewest A/A comparisons of a case that give a floor: a single one may be chance."""
+"""The minimum number of A/A comparisons of a case for a floor: a single one may be due to chance."""
 
 NEWEST_DAYS = 30
-"""Days after which comparisons no longer count: what disturbed the machine then may be gone."""
+"""The number of days after which comparisons no longer count, because the disturbance may be gone."""
 
 Case = tuple[str, str, str, bool]
 """The device id, `cpu` or `cuda`, the case id, and whether the processes of a pair were interleaved."""
@@ -47,14 +47,15 @@ class AaEffect(Struct, frozen=True, kw_only=True):
 
     @property
     def case(self) -> Case:
-        """Return the case whose noise this is."""
+        """Return the case to which this noise belongs."""
         return self.device_id, self.device, self.case_id, self.interleaved
 
     @property
     def beyond_interval(self) -> float | None:
         """Return the size of the effect, 0 if its interval contains 0; None if the comparison is not precise enough.
 
-        It is precise enough with at least as many pairs as the first look, and an interval of at most 1 % either way.
+        It is precise enough with at least as many pairs as at the first look, and an interval of at most 1 % either
+        way.
         """
         low, high = self.effect_low, self.effect_high
         if low is None or high is None or high - low > 2 * SAME_MARGIN or self.pairs < LOOKS[0]:
@@ -136,7 +137,7 @@ def of_device(device_id: str, device: str, *, interleaved: bool = False) -> dict
 def clear(case_id: str | None = None) -> int:
     """Delete the stored effects of a case, or all; return how many there were."""
     path = folders.state() / FILE
-    if case_id is None:  # even if the file is damaged
+    if case_id is None:  # works even if the file is damaged
         with journal.explaining(path):
             count = len(path.read_bytes().splitlines()) if path.exists() else 0
             path.unlink(missing_ok=True)
@@ -149,7 +150,7 @@ def clear(case_id: str | None = None) -> int:
 
 
 def report(floors: Mapping[str, float], case_ids: Iterable[str], asked: float, err: TextIO) -> None:
-    """Print the smallest effect that counts for each case whose noise floor exceeds the requested one."""
+    """Print the smallest effect that counts, for each case whose noise floor exceeds the requested effect."""
     err.writelines(
         f"{case_id}: less than {100 * floors[case_id]:.2g} % does not count: identical code differs as much here\n"
         for case_id in dict.fromkeys(case_ids)

@@ -1,4 +1,4 @@
-"""Confidence intervals for counted shares: a single share, and the difference of two on the same items; pure.
+"""Confidence intervals for shares: a single one, and the difference of two for the same items; pure.
 
 Both are score intervals: they stay within their range, and have a width even if no difference was observed, as is usual
 for a good variant. tests/daemon/verdicts/test_proportions.py checks their coverage by enumerating all outcomes.
@@ -11,14 +11,14 @@ from statistics import NormalDist
 
 from benchd.daemon.verdicts.statistics import Interval
 
-_Z = NormalDist().inv_cdf(0.975)  # intervals of 95 %
+_Z = NormalDist().inv_cdf(0.975)  # for 95 % intervals
 _PRECISION = 1e-9
-_ROUNDING = 1e-12  # error of counts computed as shares times items
+_ROUNDING = 1e-12  # the rounding error of counts computed as shares times items
 _MOST_ITEMS = 10**9
 
 
 def wilson(successes: int, trials: int) -> Interval:
-    """Return the 95 % interval of a share by E. B. Wilson, JASA 22, 1927. Raises ValueError if there are no trials."""
+    """Return the 95 % interval of a share (E. B. Wilson, JASA 22, 1927); raise ValueError if there are no trials."""
     if not 0 <= successes <= trials or trials < 1:
         raise ValueError(f"no interval for {successes} of {trials}")
     share, weight = successes / trials, _Z * _Z / trials
@@ -60,7 +60,7 @@ def _where_zero(rising: Callable[[float], float], low: float, high: float) -> fl
 
 
 def items_needed(first_only: int, second_only: int, items: int, limit: float) -> int | None:
-    """Return how many items would prove the difference below `limit` if the shares stay the same.
+    """Return how many items would prove that the difference is below `limit`, if the shares stay the same.
 
     Returns None if no number would, because the difference itself is not below the limit.
     """

@@ -1,4 +1,4 @@
-"""Which variant of each model to ship according to the records, and what excluded the others; pure."""
+"""Decides from records which variant of each model to ship, and why the others are excluded; pure."""
 
 import math
 from collections import Counter
@@ -28,10 +28,10 @@ from benchd.daemon.verdicts.statistics import Interval
 
 Objective = Literal["latency", "energy", "throughput"]
 MIN_AGREEMENT = 0.98
-"""The smallest share of images, ties excluded, for which a shipped variant must give float64's class."""
+"""The smallest share of images, excluding ties, for which a shipped variant must give float64's class."""
 
 INT8_DROP = 0.01
-"""The most accuracy that a shipped int8 variant may lose, given labels; without labels its agreement is tested."""
+"""The largest accuracy that a shipped int8 variant may lose, if there are labels; otherwise its agreement is tested."""
 
 LONGER = "run longer, as with --preset standard"
 FALLBACKS = {"weak_typing", "provider_fallback"}
@@ -42,13 +42,14 @@ CHEATS = {
 
 OBJECTIVES: tuple[Objective, ...] = ("latency", "energy", "throughput")
 Place = tuple[str, str, str]
-"""Where a case ran: device_id, `cpu` or `cuda`, and the power mode, empty if there is none."""
+"""Where a case ran: device_id, `cpu` or `cuda`, and the power mode, which is empty if there is none."""
 
 
 class Requirements(Struct, frozen=True, kw_only=True):
-    """The limits a variant must meet to ship, and the objective that ranks those that do; None means no limit.
+    """The limits that a variant must meet to ship, and the objective that ranks those that do; None means no limit.
 
-    `min_agreement` defaults to MIN_AGREEMENT of the images that are not ties, or half of all images if most are ties.
+    `min_agreement` defaults to MIN_AGREEMENT of the images that are not ties, or to half of all images if most are
+    ties.
     """
 
     max_latency_ms: float | None = None
@@ -65,12 +66,12 @@ class Decision(Struct, frozen=True, kw_only=True):
     """The decision on one model, by variant names. `ship` is None if no variant can be chosen.
 
     `rests_on_joules` is set if energy ranks the variants or is limited. `candidates` are ranked, best first; `tied` are
-    those not told apart from the best; `excluded` gives the reason for each other variant. `ratio` is the runner-up's
-    figure divided by the best one's; if both have at least three processes, it is the ratio of their geometric means,
-    with its 95 % interval. With fewer processes, or with any `unsettled` variant, nothing ships: `fastest` is then the
-    best variant, if the intervals within processes tell it apart. `unsettled` are variants excluded because they ran at
-    another rate, at which they could be better than the best. `mixed` is the reason if the variants are not all of the
-    same model: then nothing ships.
+    those that cannot be distinguished from the best; `excluded` gives the reason for each other variant. `ratio` is the
+    runner-up's figure divided by the best one's; if both have at least three processes, it is the ratio of their
+    geometric means, with its 95 % interval. With fewer processes, or with any `unsettled` variant, nothing is shipped:
+    `fastest` is then the best variant, if the intervals within processes distinguish it. `unsettled` are variants that
+    are excluded because they ran at a different rate, and that could be better than the best. `mixed` is the reason if
+    the variants are not all of the same model: then nothing is shipped.
     """
 
     subject: str
@@ -88,7 +89,7 @@ class Decision(Struct, frozen=True, kw_only=True):
 
 
 class RankedFigure(Struct, frozen=True):
-    """The figure that ranks a variant (less is better), or the ratio of two such figures, with its interval."""
+    """The figure that ranks a variant (smaller is better), or the ratio of two such figures, with its interval."""
 
     point: float
     low: float
@@ -99,7 +100,7 @@ def decide(records: Sequence[Record], requirements: Requirements) -> list[Decisi
     """Return one Decision for each model, and for each of its options, batch sizes, scenarios and places.
 
     If a case has several records in the same place, the newest counts. Batch sizes compete if the objective is
-    throughput, which replaces latency in `offline`. Training is left out, because it is not shipped.
+    throughput, which replaces latency in `offline`. Training is ignored, because it cannot be shipped.
     """
     known = [record for record in records if record.case.direction == "inference"]
     demand = requirements.demand
@@ -122,7 +123,7 @@ def _groups(records: Iterable[Record], subject: Callable[[Record], str]) -> dict
 
 
 def unable(records: Iterable[Record]) -> dict[str, str]:
-    """Return why each of these records cannot win, by its key: a fault of its own, or variants of different models."""
+    """Return by key why records cannot win: because of their own faults, or variants of different models."""
     known = list(records)
     groups = _groups(newest(known), lambda record: f"{place(record)} {_subject(record, 'latency', None)}")
     reasons = {record.key: why for record in known if (why := disqualified(record))}
@@ -147,7 +148,7 @@ def place(record: Record) -> Place:
 
 
 def place_names(places: Iterable[Place]) -> dict[Place, str]:
-    """Return what distinguishes these places, such as ` on cuda at 15W`; empty if there is only one."""
+    """Return texts that distinguish these places, such as ` on cuda at 15W`; empty if there is only one place."""
     unnamed = set(places)
     of_many = [len({one[i] for one in unnamed}) > 1 for i in range(3)]
     words = ("on", "on", "at")
@@ -174,7 +175,7 @@ T = TypeVar("T", bound=Timed)
 
 
 def in_time(records: Iterable[T]) -> list[T]:
-    """Return the records, oldest first: by the monotonic clock within a boot, because the wall clock may be set."""
+    """Return the records, oldest first; within a boot by the monotonic clock, because the wall clock may be set."""
     known = list(records)
     ends: dict[str, str] = {}
     for record in known:
@@ -183,7 +184,7 @@ def in_time(records: Iterable[T]) -> list[T]:
 
 
 def _of_another_scope(named: Mapping[str, Record]) -> dict[str, str]:
-    """Return the records whose energy scope differs from the majority's: joules of other scopes are not comparable."""
+    """Return the records whose energy scope differs from the majority's, because such joules are not comparable."""
     scopes = {name: record.energy.scope for name, record in named.items() if record.energy}
     if len(set(scopes.values())) < 2:
         return {}
@@ -192,10 +193,10 @@ def _of_another_scope(named: Mapping[str, Record]) -> dict[str, str]:
 
 
 def _at_other_rates(named: Mapping[str, Record], objective: Objective) -> dict[str, str]:
-    """Return the servers not run at the lowest requested rate: latencies at different rates are not comparable.
+    """Return the servers not run at the lowest requested rate; latencies at different rates are not comparable.
 
-    If each server searched for its highest rate, those rates rank them, but not by energy: a request's share of the
-    idle power depends on the rate.
+    If each server searched for its highest rate, they are ranked by those rates, but not by energy, because a request's
+    share of the idle power depends on the rate.
     """
     rates = {name: (_is_by_rate(record), record.requests.rate_hz) for name, record in named.items() if record.requests}
     all_found, least_hz = min(rates.values(), default=(True, 0.0))
@@ -215,12 +216,12 @@ def _is_by_throughput(record: Record, objective: Objective) -> bool:
 
 
 def _is_by_rate(record: Record) -> bool:
-    """Return whether this is a server ranked by the highest rate it found rather than by the latency at that rate."""
+    """Return whether this is a server ranked by the highest rate that it found, not by the latency at that rate."""
     return record.case.load is not None and record.case.load.rate_hz is None and record.requests is not None
 
 
 def _subject(record: Record, objective: Objective, demand: Demand | None) -> str:
-    """Return a name for what all competing variants have in common."""
+    """Return a name for the common properties of all competing variants."""
     case = record.case
     parts = [case.model, *(f"{option}={value}" for option, value in sorted(case.options.items()))]
     parts += [] if _is_by_throughput(record, objective) and not demand else [f"b{case.batch_size}"]
@@ -270,7 +271,8 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
 def lead(best: Record, other: Record, objective: Objective) -> RankedFigure | None:
     """Return the other's figure divided by the best one's, with its 95 % interval; None with fewer than 3 processes.
 
-    Each other variant is judged at 5 %: picking one of several equal variants takes a false difference from all others.
+    Each other variant is judged at 5 %, because shipping one of several equal variants takes false differences from all
+    others.
     """
     times = [_process_figures(record, objective) for record in (best, other)]
     if min(map(len, times)) < FEWEST_PROCESSES or min(map(min, times)) <= 0.0:
@@ -282,7 +284,7 @@ def lead(best: Record, other: Record, objective: Objective) -> RankedFigure | No
 
 
 def _ran_in_rounds(best: Record, other: Record, times: Sequence[Sequence[float]]) -> bool:
-    """Return whether the processes alternated: each process of either record ended before the next of either began."""
+    """Return whether the processes alternated: each one of either record ended before the next of either began."""
     counts = {len(best.processes), len(other.processes), *map(len, times)}
     if best.suite_id != other.suite_id or len(counts) > 1:
         return False
@@ -292,7 +294,7 @@ def _ran_in_rounds(best: Record, other: Record, times: Sequence[Sequence[float]]
 
 
 def _with_bars(lead: RankedFigure, best: Record, other: Record) -> RankedFigure:
-    """Return an energy lead with its interval widened by both error bars, which are common to all processes."""
+    """Return an energy lead, with its interval widened by both error bars, which apply to all processes equally."""
     bars = [energy_error_share(record.energy) or 0.0 for record in (best, other)]
     reach = math.hypot(math.log(lead.high / lead.point), *(math.log1p(bar) for bar in bars))
     return RankedFigure(lead.point, lead.point * math.exp(-reach), lead.point * math.exp(reach))
@@ -308,13 +310,13 @@ def _process_figures(record: Record, objective: Objective) -> list[float]:
 
 
 def _is_behind(other: RankedFigure, best: RankedFigure, lead: RankedFigure | None, objective: Objective) -> bool:
-    """Return whether the other is told apart from the best one; for joules, also beyond the error bars."""
+    """Return whether the other is distinguishable from the best one; for joules, also beyond the error bars."""
     is_apart = other.low > best.high
     return is_apart if lead is None else lead.low > 1.0 and (is_apart or objective != "energy")
 
 
 def _stale(named: Mapping[str, Record]) -> dict[str, str]:
-    """Return the variants whose records are not comparable with the newest of this model, and why."""
+    """Return the variants whose records are not comparable with this model's newest ones, and why."""
     ended = {name: record for name, record in named.items() if record.status == "ok"}
     last = in_time(ended.values())[-1:]
     newest_name = next((name for name, record in ended.items() if record in last), "")
@@ -323,14 +325,14 @@ def _stale(named: Mapping[str, Record]) -> dict[str, str]:
 
 
 def _than(older: Record, newer: Record) -> str | None:
-    """Return how the older measurement differs; if models differ within one run, all variants are excluded instead."""
+    """Return how the older measurement differs; if models differ within a run, all variants are excluded instead."""
     changed = sameness.environment_difference(older.environment, newer.environment)
     other = sameness.other_model(older, newer) if older.suite_id != newer.suite_id else None
     return f"in {changed}" if changed else f"with {other}" if other else None
 
 
 def _superseded(group: Sequence[Record], known: Iterable[Record]) -> dict[str, str]:
-    """Return the older records of these cases with other weights, one per set of weights, and how they differ."""
+    """Return older records of these cases with different weights, one per set of weights, and how they differ."""
     last = {(place(record), record.case_id): record for record in group}
     reasons: dict[tuple[str, str], tuple[str, str]] = {}
     for record in known:
@@ -350,7 +352,7 @@ def _name(record: Record, objective: Objective) -> str:
 
 
 def variant_name(record: Record) -> str:
-    """Return the variant with the kernels it ran and any requested ONNX Runtime provider or DLA."""
+    """Return the variant's name with the kernels that ran and any requested ONNX Runtime provider or DLA."""
     label, dla = record.case.variant.label, record.case.dla
     if record.kernels_ran:
         label = label.replace("custom", f"custom ({record.kernels_ran})", 1)
@@ -375,7 +377,7 @@ def why_not(record: Record, requirements: Requirements) -> str | None:
 
 
 def _marked(record: Record, reason: str | None) -> str | None:
-    """Return a reason based on a time, with any doubt about that time appended."""
+    """Return a reason that is based on a time, with any doubt about that time appended."""
     return reason and f"{reason}{doubts.mark([record])}"
 
 
@@ -400,7 +402,7 @@ def _missed(record: Record) -> str | None:
 
 
 def _overloaded(record: Record) -> str | None:
-    """Return why a server's latencies cover only the requests it did not drop, else None."""
+    """Return why a server's latencies are only those of the requests that it did not drop, else None."""
     load, requests = record.case.load, record.requests
     if load is None or requests is None or requests.dropped <= (1.0 - load.percentile / 100.0) * requests.asked:
         return None
@@ -412,14 +414,14 @@ def _dropped(requests: Requests) -> str:
 
 
 def unfit(record: Record) -> str | None:
-    """Return why the time of a successful record is not the requested case's, else None; `compare` uses it too."""
+    """Return why a successful record's time is not that of the requested case, else None; `compare` uses it too."""
     reason = wrong(record) or _unchecked(record) or _fallback(record) or _disagrees(record, None)
     at_own_rate = "searched its rate: give both the same --rate" if _is_by_rate(record) else None
     return reason or at_own_rate or _overloaded(record)
 
 
 def impossible(record: Record) -> str | None:
-    """Return the impossible value in the record that would break a ratio or a logarithm, else None."""
+    """Return an impossible value in the record that would break a ratio or a logarithm, else None."""
     if record.timing and record.timing.median_ms <= 0:
         return f"has a time of {record.timing.median_ms:g} ms"
     if record.requests and dropped_half(record):
@@ -432,7 +434,7 @@ def impossible(record: Record) -> str | None:
 
 
 def wrong(record: Record) -> str | None:
-    """Return why the time is not the model's (its answers are wrong or vary), else None."""
+    """Return why the time is not that of the model (its answers are wrong or vary), else None."""
     if record.check and record.check.verdict == "failed":
         return f"fails its numerical check{_because(record.check.note)}"
     return next((words for flag, words in CHEATS.items() if flag in record.flags), None)
@@ -475,7 +477,7 @@ def _above(quantity: str, value: float | None, limit: float | None, unit: str) -
 
 
 def _disagrees(record: Record, least: float | None) -> str | None:
-    """Return why too few images get float64's class or, given a limit, why their share is unknown; else None."""
+    """Return why too few images get float64's class or, if there is a limit, why their share is unknown; else None."""
     check = record.check
     labels_decide = least is None and record.case.variant.precision == "int8" and record.accuracy
     if check is None or check.void or labels_decide:
@@ -524,7 +526,7 @@ def _mib(size: float | None) -> float | None:
 
 
 def figure(record: Record, objective: Objective) -> RankedFigure:
-    """Return what ranks the variant: milliseconds or joules per inference."""
+    """Return the figure that ranks the variant: milliseconds or joules per inference."""
     if objective == "energy" and record.energy:
         joules = record.energy.gross_per_inference_j
         error = joules * (energy_error_share(record.energy) or 0.0)
@@ -534,11 +536,11 @@ def figure(record: Record, objective: Objective) -> RankedFigure:
     share = 1.0 / record.case.batch_size if _is_by_throughput(record, objective) else 1.0
     if record.requests and _is_by_rate(record):
         rates_hz = [process.requests.rate_hz for process in record.processes if process.requests]
-        # the rates of the processes are known only to within a step of the search
+        # the processes' rates are known only to within a step of the search
         low = 1e3 * share / (max(rates_hz) * (1 + RATE_SHARE)) if rates_hz else 0.0
         high = 1e3 * share / (min(rates_hz) * (1 - RATE_SHARE)) if rates_hz else math.inf
         return RankedFigure(1e3 * share / record.requests.rate_hz, low, high)
-    timing = record.timing  # without an interval it ties with everything
+    timing = record.timing  # without an interval, it ties with all others
     low = 0.0 if timing.low_ms is None else timing.low_ms
     high = math.inf if timing.high_ms is None else timing.high_ms
     return RankedFigure(timing.median_ms * share, low * share, high * share)
@@ -568,7 +570,7 @@ def line(decision: Decision) -> str:
 
 
 def _noise(decision: Decision) -> str:
-    """Return by how much the first two tied variants differ, and the uncertainty of that difference."""
+    """Return how much the first two tied variants differ, and the uncertainty of that difference."""
     best, other = (decision.candidates[name] for name in decision.tied[:2])
     ratio = lead(best, other, decision.objective)
     if ratio:
@@ -587,7 +589,7 @@ def _percent(share: float) -> str:
 
 
 def _beside(decision: Decision) -> list[str]:
-    """Return the lead over the runner-up, and anything that qualifies it."""
+    """Return the lead over the runner-up, with any qualifications."""
     named = list(decision.candidates)[:2]
     runs = {decision.candidates[name].suite_id for name in named}
     changed = sameness.files_changed(decision.candidates[name] for name in named)
@@ -608,7 +610,7 @@ def _ratio(decision: Decision, runner_up: str) -> str:
 
 
 def _flagged(decision: Decision, names: Sequence[str]) -> list[str]:
-    """Return the flags that put these variants' times in doubt, or their joules if the decision rests on them."""
+    """Return the flags that cast doubt on these variants' times, or on their joules if the decision rests on those."""
     flags = {name: doubts.of(decision.candidates[name], joules=decision.rests_on_joules) for name in names}
     notes = [f"{name} {doubts.words(of_one)}" for name, of_one in flags.items() if of_one]
     return [f"doubtful: {'; '.join(notes)}"] if notes else []
@@ -635,16 +637,17 @@ def exclusions(decision: Decision) -> list[str]:
 
 
 def untried(decision: Decision) -> list[str]:
-    """Return the names of the variants that the user's module could also run but that were not requested."""
+    """Return the names of variants that the user's module could also run but that were not requested."""
     record = next(iter(decision.candidates.values()), None)
     if record is None or record.model is None or not record.case.model.startswith("own."):
         return []
-    if record.case.model == f"own.{Path(record.model.weights).stem}":  # an ONNX file, whose precision is fixed
+    if record.case.model == f"own.{Path(record.model.weights).stem}":  # an ONNX file has a fixed precision
         return []
     tried = {name.partition(" ")[0] for name in [*decision.candidates, *decision.excluded]}
     here, versions = record.environment.device, record.environment.versions
     cannot = {name for name, runtime in RUNTIMES.items() if runtime.device not in (None, here)}
-    apart = {package.name for package in PACKAGES.values() if package.extra == package.name}  # in no other extra
+    # packages that are not in any other extra
+    apart = {package.name for package in PACKAGES.values() if package.extra == package.name}
     cannot |= {name for name, runtime in RUNTIMES.items() if runtime.package in apart - versions.keys()}
     return [
         variant.name
@@ -667,7 +670,7 @@ def _figures(record: Record) -> list[str]:
 
 
 def agreement(check: Check | None) -> str:
-    """Return, after a comma, how many images other than ties get float64's class; empty if all do."""
+    """Return, after a comma, how many of the images that are not ties get float64's class; empty if all do."""
     if check is None or not check.argmax_disagreements or check.agreeing is None:
         return ""
     if not check.decided:

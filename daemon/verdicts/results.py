@@ -1,4 +1,4 @@
-"""Reads result files: the records of a run, or the error in the first line that is not a record."""
+"""Reads result files: returns the records of a run, or raises an error for the first line that is not a record."""
 
 import heapq
 import re
@@ -17,12 +17,12 @@ JOURNAL = "records.jsonl"
 NEWEST = 10_000
 """The largest number of records that a report keeps in memory."""
 
-_SPECIAL = re.compile(rb"\\[bfrtu]|[^ -~]")  # a record without a match has no control characters
+_SPECIAL = re.compile(rb"\\[bfrtu]|[^ -~]")  # if nothing in a record matches, it contains no control characters
 _ORDINARY = bytes(range(ord(" "), ord("~") + 1)).replace(b"\\", b"")
 
 
 def read(path: Path) -> list[Record]:
-    """Return the records in a file, or in a folder's `records.jsonl`, each once, except those of profiles.
+    """Return the records in a file or a folder's `records.jsonl`, each only once, excluding those of profiles.
 
     Raises UsageError if there are none, and SchemaError with file and line for the first line that is not a record.
     """
@@ -30,7 +30,7 @@ def read(path: Path) -> list[Record]:
 
 
 def read_all(paths: Sequence[Path]) -> list[Record]:
-    """Return the records of several files as `read` does."""
+    """Return the records of several files, like `read`."""
     return list(_each_once(paths))
 
 
@@ -42,7 +42,7 @@ def newest(paths: Sequence[Path]) -> tuple[list[Record], int]:
 
 
 def _each_once(paths: Sequence[Path]) -> Iterator[Record]:
-    """Yield each record of several files once: a file contains a record twice if it was delivered twice."""
+    """Yield each record of several files once; a file contains a record twice if it was delivered twice."""
     keys: set[str] = set()
     for path in paths:
         file, is_empty = _file(path), True
@@ -58,7 +58,7 @@ def _each_once(paths: Sequence[Path]) -> Iterator[Record]:
 
 
 def of_case(path: Path, wanted: str) -> list[Record]:
-    """Return the records with this case or run id, possibly none; lines without the id are not decoded."""
+    """Return the records with this case or run id, if any; lines without the id are not decoded."""
     file, name = _file(path), wanted.encode()
     decoded = (_decoded(file, number, line) for number, line in enumerate(journal.read(file), 1) if name in line)
     once = {record.key: record for record in decoded if PROFILED not in record.flags}
@@ -82,7 +82,7 @@ def _decoded(file: Path, number: int, line: bytes) -> Record:
 
 
 def decoded(line: bytes) -> Record:
-    """Return a record from elsewhere, with control characters replaced so that no terminal or browser obeys them."""
+    """Return a foreign record, with control characters replaced so that no terminal or browser obeys them."""
     record = records.decode(line)
     return msgspec.convert(printable(msgspec.to_builtins(record)), Record) if has_special(line) else record
 

@@ -1,4 +1,4 @@
-"""How close a case comes to the roofline, the shortest time its device allows: its cost divided by probed rates.
+"""Computes the roofline of a case, the shortest time that its device allows: its cost divided by probed rates.
 
 The cost of a catalogued model follows from a formula; that of any other module is counted while it runs.
 """
@@ -9,10 +9,10 @@ from benchd.models.cost import BYTES, Cost, cost, parameters
 
 
 def of(case_cost: Cost, probes: Probes, synaptic_flops: float | None = None, *, is_convolved: bool = False) -> Floor:
-    """Return the roofline of one run: the longest of its three times, because a device does all three at once.
+    """Return the roofline of one run: the longest of three times, because a device does all three things at once.
 
-    `synaptic_flops` replaces the dense products for a spiking network that skips zeros. `is_convolved` is set if dense
-    convolutions dominate, which need not be computed in direct form.
+    `synaptic_flops` replaces the dense products for a spiking network that skips zeros. `is_convolved` is set if the
+    run is dominated by dense convolutions, which need not be computed in direct form.
     """
     matrix_flops = case_cost.matrix_flops if synaptic_flops is None else synaptic_flops
     times_ms: dict[Bound, float] = {
@@ -38,7 +38,7 @@ def of(case_cost: Cost, probes: Probes, synaptic_flops: float | None = None, *, 
 
 
 def _no_bound(bound_by: Bound, case_cost: Cost, probes: Probes, is_convolved: bool) -> str | None:
-    """Return why a run may be faster than its roofline, which is then only a reference; None if it may not."""
+    """Return why a run may be faster than its roofline, which is then only a reference; None if it cannot be."""
     if bound_by == "bytes" and probes.cache_bytes and case_cost.bytes <= probes.cache_bytes:
         return f"its {case_cost.bytes / 2**20:.3g} MiB fit the caches of {probes.cache_bytes / 2**20:.3g} MiB"
     if bound_by == "matrix" and is_convolved:
@@ -75,7 +75,7 @@ def cost_of(case: Case, model: ModelFacts, counted: Counted | None = None) -> Co
 
 
 def change(first: Probes, last: Probes) -> float:
-    """Return the relative change of the rate that changed most."""
+    """Return the relative change of the rate that changed the most."""
     pairs = (
         (first.copy_bytes_per_s, last.copy_bytes_per_s),
         (first.matrix_flops_per_s, last.matrix_flops_per_s),

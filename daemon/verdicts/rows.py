@@ -1,4 +1,4 @@
-"""A record as one flat row, from which the columns of CSV, Markdown, the dashboard and `latest` are taken."""
+"""Flattens a record into one row, which provides the columns of CSV, Markdown, the dashboard and `latest`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -91,7 +91,7 @@ def _options(options: dict[str, OptionValue]) -> str:
 
 
 def columns(record: Record, names: Sequence[str]) -> dict[str, Any]:
-    """Return those of the named columns that a row has; energy is available in millijoules too."""
+    """Return those of the named columns that a row has; energy is also available in millijoules."""
     flat: dict[str, Any] = {"energy_mj": None, "energy_err_mj": None} | row(record)
     if flat["energy_per_inference_j"] is not None:
         flat["energy_mj"] = 1e3 * flat["energy_per_inference_j"]

@@ -1,4 +1,4 @@
-"""Whether measurements share an environment and a model, and what differs; pure.
+"""Finds out whether measurements share an environment and a model, and what differs; pure.
 
 Measurements share a model if their options, weights, inputs and exact answers are equal.
 """
@@ -41,18 +41,19 @@ def environment_changes(one: Environment, other: Environment) -> Iterator[tuple[
 
 
 def _unknown(one: Environment, other: Environment) -> set[str]:
-    """Return the names that only `other` has: a later benchd, or a worker that got further, records more."""
+    """Return the names that only `other` has: a later benchd, or a worker that got further, records more facts."""
     variables = (other.variables or {}).keys() if one.variables is None else set[str]()
     return {*variables} | (other.software.keys() - one.software.keys()) | (other.system.keys() - one.system.keys())
 
 
 def _compared(environment: Environment) -> dict[str, Any]:
     facts = _flat(comparable(environment))
-    return {name: fact for name, fact in facts.items() if name != "driver" or environment.l4t is None}  # else it is L4T
+    # otherwise the driver is L4T
+    return {name: fact for name, fact in facts.items() if name != "driver" or environment.l4t is None}
 
 
 def _flat(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts with each group, such as `versions`, merged into the top level."""
+    """Return the facts, with each group, such as `versions`, merged into the top level."""
     facts = facts | {"variables": facts["variables"] or {}}
     groups = [value for value in facts.values() if isinstance(value, dict)]
     return {name: value for name, value in facts.items() if not isinstance(value, dict)} | {
@@ -61,14 +62,14 @@ def _flat(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _word(facts: dict[str, Any], name: str) -> str:
-    """Return a value as text for a reader; a variable or a package may be unset."""
+    """Return a value as text for human readers; a variable or a package may be unset."""
     value = facts.get(name, "unset")
     return "unknown" if value is None else " ".join(value) if isinstance(value, list) else str(value)
 
 
 OTHER_SHARE = {"codes": 0.05}
 OTHER_SHARE_EXACT = 1e-4
-"""The difference in exact answers that means another network, larger if rounding may move a spike over a threshold."""
+"""A difference of exact answers that proves a different network; larger if rounding may shift a spike."""
 
 
 class Measured(Protocol):
@@ -81,7 +82,7 @@ class Measured(Protocol):
 
 
 def model_difference(measured: Iterable[Measured]) -> str | None:
-    """Return which of these measurements has another model, what changed it and what to do; None if all have the same.
+    """Return which measurement has a different model, what changed it and what to do; None if all models are the same.
 
     Each is compared with the first measurement, and with the first that has the same check inputs.
     """
@@ -96,7 +97,7 @@ def model_difference(measured: Iterable[Measured]) -> str | None:
 def model_differs(record: Measured, other: Measured) -> str | None:
     """Return how the second measurement's model differs from the first's and what changed it, else None.
 
-    If both were checked on the same inputs, their exact answers decide: a code change that leaves the answers unchanged
+    If both were checked on the same inputs, their exact answers decide: a code change that does not affect the answers
     does not change the model.
     """
     if record.model is None or other.model is None:
@@ -109,7 +110,7 @@ def model_differs(record: Measured, other: Measured) -> str | None:
 
 
 def other_model(record: Measured, other: Measured) -> str | None:
-    """Return which facts make it another model or, if exact answers cannot tell, that its code differs; else None."""
+    """Return which facts show a different model or, if exact answers cannot tell, that the code differs; else None."""
     a, b = record.model, other.model
     if a is None or b is None:
         return None
@@ -123,7 +124,7 @@ def other_model(record: Measured, other: Measured) -> str | None:
 
 
 def other_network(model: ModelFacts, other: ModelFacts) -> str | None:
-    """Return what makes it a different network, regardless of its code and the values of its weights; else None."""
+    """Return why this is a different network, regardless of its code and the values of its weights; else None."""
     if model.options != other.options:
         names = sorted(
             name for name in model.options | other.options if model.options.get(name) != other.options.get(name)
@@ -137,9 +138,9 @@ def other_network(model: ModelFacts, other: ModelFacts) -> str | None:
 
 
 def answers_off(a: Check | None, b: Check | None) -> str | None:
-    """Return how B's exact answers differ from A's; None if rounding explains it, or if they are not comparable.
+    """Return how B's exact answers differ from A's; None if rounding explains it or they are not comparable.
 
-    Each output is judged alone: a wrong one may be tiny compared with another.
+    Each output is judged separately, because a wrong one may be tiny compared with another.
     """
     if a is None or b is None or _answered(a) != _answered(b) or _answered(a) is None:
         return None
@@ -155,9 +156,9 @@ def answers_off(a: Check | None, b: Check | None) -> str | None:
 
 
 def files_changed(measured: Iterable[Measured]) -> list[str]:
-    """Return the files and variables that several of these models read and that were not always the same.
+    """Return the files and variables that several of these models read, and that were not always the same.
 
-    A file that only one of them read says nothing: a process that ended early has read less.
+    A file that only one of them read is no evidence: a process that ended early has read less.
     """
     hashes: dict[str, set[str]] = {}
     for name, digest in chain.from_iterable(result.model.read.items() for result in measured if result.model):
@@ -166,7 +167,7 @@ def files_changed(measured: Iterable[Measured]) -> list[str]:
 
 
 def _answered(check: Check | None) -> tuple[str, str, int] | None:
-    """Return what must be equal for exact answers to be comparable; None if there are none."""
+    """Return the facts that must be equal for exact answers to be comparable; None if there are no answers."""
     if check is None or not (check.inputs_sha256 and check.outputs and check.projections):
         return None
     return check.inputs_sha256, check.reference, len(check.projections) // len(check.outputs)
@@ -178,7 +179,7 @@ def _by_output(check: Check) -> Iterator[Sequence[float]]:
 
 
 def _changed_by(model: ModelFacts, other: ModelFacts, names: Sequence[str]) -> str:
-    """Return what changed one model into the other, from `names` if any; empty if their facts already say so."""
+    """Return what changed one model into the other, among `names` if any; empty if their facts already say so."""
     if names:
         return f"{', '.join(names)} changed"
     if other_network(model, other) or _model_inputs(model) != _model_inputs(other):
@@ -194,6 +195,6 @@ def _changed_by(model: ModelFacts, other: ModelFacts, names: Sequence[str]) -> s
 
 
 def _model_inputs(facts: ModelFacts) -> tuple[list[str] | list[int], str]:
-    """Return the model's inputs; for a set of images only its name, because a larger batch takes more of them."""
+    """Return the model's inputs; for a set of images only its name, because a larger batch takes more of the images."""
     images = facts.data.rpartition(" images of ")[2].partition(", fewer than ")[0]
     return [str(spec) for spec in facts.inputs] or facts.input_shape, images

@@ -1,4 +1,4 @@
-"""Whether a record is consistent: answers with the check, times with the clock, energy with power; pure."""
+"""Tests whether a record is consistent: answers with the check, times with the clock, energy with power; pure."""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -7,14 +7,14 @@ from msgspec import Struct
 
 from benchd.daemon.records import ProcessResult, Record
 
-BUSY_SHARE = 0.5  # the least share of the window that timed runs fill: the loop itself takes the rest
-ENERGY_SHARE = 0.25  # by which energy may differ from mean power times time, in addition to its error bar
+BUSY_SHARE = 0.5  # smallest share of the window that timed runs must fill; the loop itself takes the rest
+ENERGY_SHARE = 0.25  # tolerated difference between energy and mean power times time, beyond the error bar
 
 Judgement = Literal["right", "wrong", "not tested"]
 
 
 class SanityResult(Struct, frozen=True):
-    """What was tested for which case, the judgement, and the figures or the reason."""
+    """A test of a case: what was tested, the judgement, and the figures or the reason."""
 
     case_id: str
     subject: str
@@ -28,7 +28,7 @@ def examine(records: Sequence[Record]) -> list[SanityResult]:
 
 
 def _of(record: Record) -> Iterator[tuple[str, Judgement, str]]:
-    """Yield what was tested for a record, the judgement, and why."""
+    """Yield each test of a record, the judgement, and the reason."""
     if record.status != "ok":
         is_untested = record.status in ("unsupported", "aborted")
         yield "run", "not tested" if is_untested else "wrong", record.reason or record.status

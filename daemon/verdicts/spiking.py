@@ -1,7 +1,8 @@
-"""The cost of a spiking net relative to the same net without spikes, each with its best checked variant; pure.
+"""Compares the cost of a spiking net with that of the same net without spikes, each in its best checked variant; pure.
 
-Both have the same weights and ran on the same machine. Only variants ranked by the decision on their net count, so that
-the ratio reflects the spikes and not a variant that nobody would deploy. A ratio below 1 favours the spiking net.
+Both have the same weights and ran on the same machine. Only variants that are ranked in the decision on their net are
+used, so that the ratio reflects the spikes and not a variant that nobody would deploy. A ratio below 1 favours the
+spiking net.
 """
 
 from collections.abc import Sequence
@@ -23,8 +24,8 @@ _UNITS: dict[Quantity, tuple[float, str]] = {"latency": (1.0, "ms"), "energy": (
 class Ratio(Struct, frozen=True):
     """The best spiking variant's figure divided by the best ANN variant's, each in ms or J per inference.
 
-    `interval` is the 95 % interval, None with fewer than three processes on a side. `mark` says if other load disturbed
-    them.
+    `interval` is the 95 % interval, None with fewer than three processes on a side. `mark` says whether other programs
+    disturbed them.
     """
 
     spiking_variant: str
@@ -37,7 +38,7 @@ class Ratio(Struct, frozen=True):
 
 
 class SpikingComparison(Struct, frozen=True):
-    """The ratios of one spiking net on one machine by quantity, each one a Ratio or the reason why it is unknown."""
+    """The ratios of one spiking net on one machine, by quantity: each a Ratio or the reason why it is unknown."""
 
     subject: str
     ratios: dict[Quantity, Ratio | str]
@@ -49,9 +50,9 @@ class SpikingComparison(Struct, frozen=True):
 
 
 def comparisons(records: Sequence[Record]) -> list[SpikingComparison]:
-    """Return a comparison for each spiking net whose ANN was measured too: at batch 1, for each T and machine.
+    """Return a comparison for each spiking net whose ANN was also measured: at batch 1, for each T and machine.
 
-    Records without a model, whose weights and T are unknown, are left out, as are nets that no decision ranks.
+    Records without a model, whose weights and T are unknown, are left out, and so are nets that are not ranked.
     """
     usual = [record for record in newest(records) if _is_usual(record)]
     nets: dict[tuple[object, ...], list[Record]] = {}
@@ -75,7 +76,7 @@ def _is_usual(record: Record) -> bool:
 
 
 def _ranked(records: Sequence[Record]) -> Ranked:
-    """Return the keys of the records ranked by the decisions on these records, by objective."""
+    """Return the keys of the ranked records in the decisions on these records, by objective."""
     return {
         quantity: {
             record.key
@@ -96,7 +97,7 @@ def _time_steps(record: Record) -> OptionValue | None:
 
 
 def _setup(record: Record) -> tuple[object, ...]:
-    """Return what a spiking net shares with its ANN: the machine, the weights, and the level of its quantisers."""
+    """Return the properties that a spiking net shares with its ANN: machine, weights, and the quantisers' level."""
     model = record.model
     return *place(record), record.case.threads, model and (model.weights_sha256, model.options.get("level"))
 

@@ -1,6 +1,6 @@
-"""Statistics of run durations: intervals on block medians, percentiles and the stop rule; pure.
+"""Statistics of run durations: intervals from block medians, percentiles and the stop rule; pure.
 
-Neighbouring runs are correlated, so an interval from single runs is far too narrow. Runs are grouped into blocks
+Neighbouring runs are correlated, so an interval from single runs would be far too narrow. Runs are grouped into blocks
 instead, and the remaining correlation between block medians widens the interval (`block_estimate`).
 tests/daemon/verdicts/test_statistics_coverage.py checks the coverage of the intervals through the complete rule.
 """
@@ -24,19 +24,21 @@ LAG1_BOUND = 0.3
 STEADY_BLOCKS = 10
 STEADY_SHARE = 0.005
 NOISY_SHARE = 0.01
-STEADY_TREND = 11  # rising minus falling among the 45 pairs of 10 blocks: noise alone exceeds it in a third of cases
+# rising minus falling pairs, of the 45 pairs of 10 blocks; noise alone exceeds this in a third of cases
+STEADY_TREND = 11
 
 WIDEST = 10.0
-"""An interval whose ends differ by more than this factor says nothing about a time and is not reported."""
+"""An interval whose ends differ by more than this factor says nothing about a time, and is not reported."""
 
-_LAG1_BLOCKS = 8  # with fewer medians a lag-1 coefficient is noise: its bias correction alone doubles it
-_MERGED_BLOCKS = 20  # with fewer, the next lag-1 test loses more than merging removes
+_LAG1_BLOCKS = 8  # with fewer medians, a lag-1 coefficient is mere noise: the bias correction alone would double it
+_MERGED_BLOCKS = 20  # with fewer blocks, the next lag-1 test would lose more than merging removes
 _MAX_LAG1 = 0.95
-_DOUBT = 1.25  # standard errors: with 1, `quick` covers 97 % at AR 0.9; with 1.5 and spikes, 93 %
-_CLEAR = 2.5  # standard errors of a lag-1 coefficient that is clearly not 0
+_DOUBT = 1.25  # in standard errors: with 1, the coverage of `quick` is 97 % at AR 0.9; with 1.5 and spikes, 93 %
+_CLEAR = 2.5  # number of standard errors that make a lag-1 coefficient clearly different from 0
 _BLOCK_PIECES = 16
-_LOOK_SPACING = 8  # looks are an eighth of the blocks apart: cheap, and fewer chances to stop by luck
-_FEWEST_EFFECTIVE = 3.0  # below two degrees of freedom the t quantile explodes and coverage gains nothing
+# looks are an eighth of the blocks apart, which is cheap, and reduces the chances of stopping by luck
+_LOOK_SPACING = 8
+_FEWEST_EFFECTIVE = 3.0  # below two degrees of freedom, the t quantile explodes without improving the coverage
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -47,7 +49,7 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 class StopRule(msgspec.Struct, frozen=True):
-    """When a measuring loop may stop; `half_width` is relative to the median, and None runs until the cap.
+    """When a measuring loop may stop; `half_width` is relative to the median, and None means to run until the cap.
 
     A block has at least `min_block_runs` runs and lasts at least `min_block_s`. The cap overrides `min_blocks`.
     """
@@ -68,13 +70,14 @@ STOP_RULES = {
 
 
 class BlockSummary(msgspec.Struct, frozen=True):
-    """The result of a measuring loop. `half_width` is the achieved one, relative to `median_ns`.
+    """The result of a measuring loop. `half_width` is the achieved half-width, relative to `median_ns`.
 
     `median_ns` is the centre of `interval_ns` (`block_estimate`). `runs_per_block` is the length of the shortest block.
     `converged` means that the requested half-width was reached; it is never true if none was requested. `lag1` is None
-    for fewer than three blocks or equal medians; `interval_ns` and `half_width` are None for fewer than two blocks.
-    `ends` counts the runs up to the end of each block. `is_correlated` means that the blocks still depend on each
-    other, so the interval may be too narrow. `pieces_ns` are the medians of sixteenths of blocks, or single runs.
+    with fewer than three blocks or equal medians; `interval_ns` and `half_width` are None with fewer than two blocks.
+    `ends` contains the number of runs up to the end of each block. `is_correlated` means that the blocks still depend
+    on each other, so that the interval may be too narrow. `pieces_ns` are the medians of sixteenths of blocks, or
+    single runs.
     """
 
     block_medians_ns: list[float]
@@ -106,10 +109,11 @@ def lag1_autocorrelation(values: Sequence[float]) -> float | None:
 
 
 def student_t_quantile(p: float, degrees: float) -> float:
-    """Return the `p` quantile of Student's t; `degrees` is 1, or at least 2 and not necessarily whole.
+    """Return the `p` quantile of Student's t; `degrees` is 1, or at least 2 and not necessarily an integer.
 
-    Exact for 1 and 2 degrees; otherwise the expansion of G. W. Hill, Algorithm 396, CACM 13 (10), 1970, with a relative
-    error of at most 2e-5 from 3 degrees on, and 1.1e-3 between 2 and 3. Raises ValueError for other arguments.
+    It is exact for 1 and 2 degrees; otherwise it is the expansion of G. W. Hill, Algorithm 396, CACM 13 (10), 1970,
+    with a relative error of at most 2e-5 from 3 degrees on, and 1.1e-3 between 2 and 3. Raises ValueError for other
+    arguments.
     """
     if not (0.0 < p < 1.0 and (degrees == 1.0 or degrees >= 2.0)):
         raise ValueError(f"no t quantile for p={p}, degrees={degrees}: 0 < p < 1, degrees 1 or at least 2")
@@ -148,9 +152,9 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
 def block_estimate(block_medians: Sequence[float], effective: float | None = None) -> tuple[float, Interval | None]:
     """Return the centre and the 95 % interval of times from the medians of successive blocks, at least one.
 
-    These are the mean and its t interval. If that interval reaches 0, which no time does, it is computed on logarithms
-    instead, and the centre is the geometric mean, as in `combine`. The interval is None for a single median, if it
-    would be wider than `WIDEST`, or if it would reach below 0 and a median is 0.
+    These are the mean and its t interval. If that interval would reach 0, which is impossible for a time, it is
+    computed on logarithms instead, and the centre is the geometric mean, as in `combine`. The interval is None for a
+    single median, if it would be wider than `WIDEST`, or if it would reach below 0 and a median is 0.
 
     Correlation lowers the effective number of medians: n becomes n (1 - r) / (1 + r) with the lag-1 autocorrelation r,
     as in Skart (Tafazzoli and Wilson, IIE Transactions 43, 2011), applied if r exceeds 1.25 standard errors. Fewer than
@@ -185,8 +189,8 @@ def _from_logarithms(interval: Interval) -> Interval | None:
 
 
 def _t_interval(values: Sequence[float], effective: float) -> Interval:
-    # The squared deviations divided by n (effective - 1) estimate the variance of the mean without bias: correlation
-    # widens it and narrows the observed spread. For independent values it is the familiar s^2 / n.
+    # The squared deviations divided by n (effective - 1) are an unbiased estimate of the variance of the mean, which
+    # correlation increases while it reduces the observed spread. For independent values, it is the familiar s^2 / n.
     centre = math.fsum(values) / len(values)
     squares = math.fsum((value - centre) ** 2 for value in values)
     error = math.sqrt(squares / (len(values) * (effective - 1.0)))
@@ -195,7 +199,7 @@ def _t_interval(values: Sequence[float], effective: float) -> Interval:
 
 
 def _effective_count(medians: Sequence[float], expected_lag1: float = 0.0, inflation: float = 1.0) -> float:
-    # the correlation expected from the runs applies unless that of the medians is clearly stronger
+    # the correlation expected from the runs is used, unless that of the medians is clearly stronger
     count = float(len(medians))
     lag1 = _unbiased_lag1(medians)
     if lag1 is not None and lag1 > expected_lag1 + _DOUBT / math.sqrt(count):
@@ -205,8 +209,8 @@ def _effective_count(medians: Sequence[float], expected_lag1: float = 0.0, infla
 
 
 def _block_correlation(runs_lag1: float, length: float) -> tuple[float, float]:
-    # For means of `length` successive values of an AR(1): their lag-1 autocorrelation, and the factor by which the
-    # variance of the mean of many of them exceeds that of independent ones.
+    # Returns, for means of `length` successive values of an AR(1), their lag-1 autocorrelation, and the factor by which
+    # the variance of the mean of many of them exceeds that of independent ones.
     if runs_lag1 == 0.0:
         return 0.0, 1.0
     decay = runs_lag1**length
@@ -215,12 +219,12 @@ def _block_correlation(runs_lag1: float, length: float) -> tuple[float, float]:
 
 
 def _rank_lag1(values: Sequence[float]) -> float:
-    # On ranks, because a few spikes hide the correlation of all other runs; the sine converts Spearman's coefficient
-    # to that of Gaussian noise. 0 if it is within its standard error.
+    # Ranks are used, because a few spikes would hide the correlation of all other runs; the sine converts Spearman's
+    # coefficient to that of Gaussian noise. The result is 0 if it is within its standard error.
     count, ordered = len(values), sorted(values)
     from_below = {value: rank for rank, value in enumerate(ordered)}
     from_above = {value: rank for rank, value in enumerate(reversed(ordered))}
-    ranks = [from_below[value] - from_above[value] for value in values]  # centred, and equal for ties
+    ranks = [from_below[value] - from_above[value] for value in values]  # ranks, centred, and equal for ties
     total = sum(map(mul, ranks, ranks))
     if count < _LAG1_BLOCKS or total == 0:
         return 0.0
@@ -242,10 +246,10 @@ def _without_bias(lag1: float, count: int) -> float:
 
 @cache
 def minimum_samples(percentile: float) -> int:
-    """Return the smallest sample that backs a percentile (99 for p99) at 99 % confidence.
+    """Return the smallest sample size that supports a percentile (99 for p99) with 99 % confidence.
 
     This is the binomial early stopping of MLPerf's load generator: the second largest of n samples lies above the
-    percentile with 99 % probability, so no single run decides it. Raises ValueError outside [1, 100).
+    percentile with 99 % probability, so that no single run is decisive. Raises ValueError outside [1, 100).
     """
     tail = _tail(percentile)
     most = 2
@@ -274,14 +278,15 @@ def percentile(sorted_values: Sequence[float], q: float) -> float:
 
 
 def backed_percentile(sorted_values: Sequence[float], q: float) -> float | None:
-    """Return the `q` percentile of ascending values, None if there are too few to back it (`minimum_samples`)."""
+    """Return the `q` percentile of ascending values, None if there are too few to support it (`minimum_samples`)."""
     return percentile(sorted_values, q) if len(sorted_values) >= minimum_samples(q) else None
 
 
 def percentile_upper_bound(sorted_values: Sequence[float], q: float) -> float | None:
     """Return the smallest of the ascending values that exceeds the true `q` percentile with 99 % confidence.
 
-    Distribution-free: the count above the true percentile is binomial. None if even the largest value is too small.
+    This is distribution-free, because the count above the true percentile is binomial. It is None if even the largest
+    value is too small.
     """
     count, tail = len(sorted_values), _tail(q)
     odds, above = 0.0, 0
@@ -294,7 +299,7 @@ def percentile_upper_bound(sorted_values: Sequence[float], q: float) -> float | 
 
 
 def deadline_is_met(misses: int, requests: int, percentile: float) -> bool | None:
-    """Return whether the share of missed deadlines is within 100 - `percentile` percent; None with too few requests.
+    """Return whether the share of missed deadlines is at most 100 - `percentile` percent; None with too few requests.
 
     Each answer holds with 99 % confidence, as in MLPerf's early stopping, which assumes independent misses.
     """
@@ -324,15 +329,16 @@ def failing_misses(requests: int, percentile: float) -> int:
 
 
 def exponential_p(gaps: Sequence[float], mean: float) -> float:
-    """Return the p-value of a Kolmogorov-Smirnov test of at least one value against the exponential law with this mean.
+    """Return the p-value of a Kolmogorov-Smirnov test of the gaps against the exponential law with this mean.
 
-    Uses the limiting law with the correction of M. A. Stephens, JRSS B 32, 1970: within 0.01 from 20 values on.
+    At least one gap is needed. The limiting law with the correction of M. A. Stephens, JRSS B 32, 1970, is accurate to
+    0.01 from 20 values on.
     """
     count, ordered = len(gaps), sorted(gaps)
     below = [-math.expm1(-gap / mean) for gap in ordered]
     distance = max(max((i + 1) / count - share, share - i / count) for i, share in enumerate(below))
     reach = (math.sqrt(count) + 0.12 + 0.11 / math.sqrt(count)) * distance
-    if reach < 0.2:  # the series converges slowly here, and p is 1 to ten digits
+    if reach < 0.2:  # here the series converges slowly, and p is 1 to ten digits
         return 1.0
     return min(1.0, 2.0 * math.fsum((-1) ** (k - 1) * math.exp(-2.0 * (k * reach) ** 2) for k in range(1, 50)))
 
@@ -349,7 +355,7 @@ def _binomial(successes: int, trials: int, p: float) -> float:
 
 
 def tukey_outliers(values: Sequence[float]) -> tuple[int, int]:
-    """Return how many values lie 1.5 to 3 interquartile ranges outside the quartiles (mild), and further (severe)."""
+    """Return how many values lie 1.5 to 3 interquartile ranges outside the quartiles (mild), or further (severe)."""
     if not values:
         return 0, 0
     ordered = sorted(values)
@@ -362,9 +368,10 @@ def tukey_outliers(values: Sequence[float]) -> tuple[int, int]:
 def steady(block_medians_with_times: Sequence[tuple[float, float]]) -> tuple[bool, float | None]:
     """Return whether warm-up has settled, and the drift over the last 10 blocks as a share of the median.
 
-    Takes (median, time) pairs in order of time. The share is the signed Theil-Sen slope times the span, divided by the
-    median. Warm-up has settled if the drift is below 0.5 % either way, or below 1 % and no more than noise alone often
-    shows, by the count of pairs that rise or fall (Kendall). Returns (False, None) for fewer than 10 blocks.
+    Pairs (median, time) are in order of time. The share is the signed Theil-Sen slope times the span, divided by the
+    median. Warm-up has settled if the drift is below 0.5 % either way, or if it is below 1 % and no larger than often
+    results from noise alone, judged by the number of pairs that rise or fall (Kendall). Returns (False, None) for fewer
+    than 10 blocks.
     """
     blocks = block_medians_with_times[-STEADY_BLOCKS:]
     if len(blocks) < STEADY_BLOCKS:
@@ -380,7 +387,8 @@ class Blocks:
 
     Call `add` after each run and, if it returns that a block has ended, `stop_reason`. Every value is kept; blocks are
     merged, never trimmed, and the last one absorbs an incomplete block. The correlation between medians is assessed
-    twice: by their own lag-1 coefficient, and by what remains between blocks of the runs' coefficient, as an AR(1).
+    twice: by their own lag-1 coefficient, and by the part of the runs' coefficient that remains between blocks, as in
+    an AR(1).
     """
 
     def __init__(self, rule: StopRule) -> None:
@@ -392,7 +400,7 @@ class Blocks:
         self._block_ns = 0.0
         self._doublings = 0
         self._merged_medians: list[float] = []
-        self._pieces: list[float] = []  # medians of sixteenths of blocks, single runs if a block has fewer
+        self._pieces: list[float] = []  # medians of sixteenths of blocks, or single runs if a block has fewer
         self._cut_blocks = 0
         self._next_look = self._fewest = max(rule.min_blocks, _LAG1_BLOCKS)
         self._converged = False
@@ -458,18 +466,20 @@ class Blocks:
         return settled and target is not None and half_width is not None and half_width <= target
 
     def _uncorrelated(self, medians: Sequence[float], runs_lag1: float) -> bool:
-        # A single test passes correlated medians by luck, and stopping at the first success selects them:
-        # with only the medians' own coefficient, coverage at AR 0.9 falls to 90 %.
+        # Correlated medians pass a single test by luck, and stopping at the first success favours such luck: with only
+        # the medians' own coefficient, coverage at AR 0.9 falls to 90 %.
         measured, expected = self._lag1s(medians, runs_lag1)
         return abs(measured) < LAG1_BOUND and expected < LAG1_BOUND
 
     def _is_correlated(self, medians: Sequence[float], runs_lag1: float) -> bool:
-        # for the reader, so unlike `_uncorrelated` it must not doubt independent blocks: 30 % of 20 exceed the bound
+        # shown to readers, so unlike `_uncorrelated` it must not cast doubt on independent blocks: of 20, 30 % exceed
+        # the bound
         measured, expected = self._lag1s(medians, runs_lag1)
         return expected >= LAG1_BOUND or measured >= max(LAG1_BOUND, _CLEAR / math.sqrt(len(medians)))
 
     def _lag1s(self, medians: Sequence[float], runs_lag1: float) -> tuple[float, float]:
-        # the medians' own coefficient, 0 if there are too few, and what the runs' coefficient leaves between blocks
+        # the medians' own coefficient, 0 if there are too few, and the remainder of the runs' coefficient between
+        # blocks
         expected, _ = _block_correlation(runs_lag1, len(self._pieces) / len(medians))
         return _unbiased_lag1(medians) or 0.0, expected
 
@@ -516,10 +526,10 @@ def combine(process_medians: Sequence[float]) -> tuple[float, Interval | None]:
     """Return the centre of the process medians of a case in one run, and the 95 % interval for such a median.
 
     The centre is the geometric mean. A confidence interval for it would assume independent processes, but the processes
-    of a run share slow effects: it covers the mean of many runs in only 35 to 54 % if successive processes have a
-    correlation of 0.9. The interval is therefore a prediction interval for a further process (Student's t on
-    logarithms): n processes of one run are assumed to say no more about other runs than a single process. It is None
-    for a single process, and if wider than `WIDEST`.
+    of a run share slow effects: it would contain the mean of many runs in only 35 to 54 % if successive processes have
+    a correlation of 0.9. The interval is therefore a prediction interval for one more process (Student's t on
+    logarithms): n processes of one run are assumed to reveal no more about other runs than a single process does. It is
+    None for a single process, and if wider than `WIDEST`.
 
     Raises ValueError if there are no processes or if a median is not positive.
     """
@@ -535,5 +545,5 @@ def combine(process_medians: Sequence[float]) -> tuple[float, Interval | None]:
 
 
 def centre(process_medians: Sequence[float]) -> float:
-    """Return the centre of a case's process medians as `combine` computes it; raise ValueError as `combine` does."""
+    """Return the centre of a case's process medians, as computed by `combine`, whose errors are also raised."""
     return combine(process_medians)[0]

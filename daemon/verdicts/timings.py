@@ -1,4 +1,4 @@
-"""The statistics of run times as stored in a record: percentiles, disturbed blocks and two levels; pure."""
+"""Computes the statistics of run times that a record contains: percentiles, disturbed blocks and two levels; pure."""
 
 import math
 from collections.abc import Sequence
@@ -13,10 +13,11 @@ from benchd.daemon.verdicts import statistics
 from benchd.daemon.verdicts.statistics import Interval, centre
 
 LEAST_GAP = 0.02
-"""The smallest relative gap between levels; below it, a jump matters no more than noise.
+"""The smallest relative gap between levels; a smaller jump matters no more than noise.
 
-The mean of a few processes depends on how many of them fall on each level, so its interval is wrong: with 5
-processes, of which a fifth are 30 % slower, it covers the true mean in 67 %. The levels are therefore reported.
+The mean of a few processes depends on how many of them are at each level, so its interval is wrong: with 5 processes,
+where a fifth of all processes are 30 % slower, it contains the true mean in only 67 %. The levels are therefore
+reported.
 """
 
 SPREAD_FLOOR = 0.005
@@ -53,7 +54,7 @@ def _percentiles(ordered_ns: Sequence[float]) -> dict[str, float | None]:
 
 
 def part_timing(values_ns: Sequence[int]) -> Timing:
-    """Return the statistics of a part that the stop rule ignores: its blocks are tenths of the loop's runs."""
+    """Return the statistics of a part that the stop rule ignores; its blocks are tenths of the loop's runs."""
     median_ns, interval_ns = statistics.block_estimate(_tenths(values_ns))
     return timing(values_ns, interval_ns, median_ns)
 
@@ -66,9 +67,9 @@ def _tenths(values: Sequence[float]) -> list[float]:
 def request_timing(latencies_ns: Sequence[float]) -> Timing:
     """Return the statistics of requests in the order of their arrival; a dropped request has infinite latency.
 
-    The median and the percentiles cover all requests, the other statistics only the answered ones. If none was dropped,
-    the median is that of `part_timing`. If half or more were dropped, the median covers the answered ones and has no
-    interval.
+    The median and the percentiles are those of all requests, the other statistics those of the answered ones. If none
+    was dropped, the median is that of `part_timing`. If half or more were dropped, the median is that of the answered
+    ones and has no interval.
     """
     answered = [int(value) for value in latencies_ns if math.isfinite(value)]
     ordered, medians = sorted(map(float, latencies_ns)), _tenths(latencies_ns)
@@ -83,7 +84,7 @@ def request_timing(latencies_ns: Sequence[float]) -> Timing:
 
 @dataclass(frozen=True)
 class Disturbed:
-    """How many of a case's blocks were disturbed and by what, and the median without and with them."""
+    """The number of a case's disturbed blocks, the causes, and the median without and with these blocks."""
 
     disturbed: int
     blocks: int
@@ -93,7 +94,7 @@ class Disturbed:
 
 
 def disturbed(processes: Sequence[ProcessResult]) -> Disturbed | None:
-    """Return what disturbed the processes of a case, None if nothing did; processes with a time of 0 are left out."""
+    """Return what disturbed a case's processes, None if nothing did; processes with a time of 0 are left out."""
     interferences = [process.interference for process in processes if process.interference]
     comparable = [
         interference
@@ -115,10 +116,10 @@ def disturbed(processes: Sequence[ProcessResult]) -> Disturbed | None:
 def two_levels(times_ms: Sequence[float]) -> list[Level]:
     """Return the two levels of these positive times, the faster first; empty for a single level or fewer than 3 times.
 
-    The sorted logarithms are split where that explains most of their variance. There are two levels if the gap is at
-    least `LEAST_GAP` and exceeds the spread within the levels (at least `SPREAD_FLOOR`) by a factor that times from a
-    single Gaussian exceed in 1 % of cases (5 % for three). Fewer than a twentieth of the times are spikes and not a
-    level.
+    The sorted logarithms are split where that explains the largest part of their variance. There are two levels if the
+    gap is at least `LEAST_GAP` and exceeds the spread within the levels (at least `SPREAD_FLOOR`) by a factor that
+    times from a single Gaussian exceed in 1 % of cases (5 % for three). Fewer than a twentieth of the times are
+    considered spikes, not a level.
     """
     ordered = sorted(math.log(value) for value in times_ms)
     count = len(ordered)

@@ -1,4 +1,4 @@
-"""When something happened according to its device's clock, if that clock is plausible; pure."""
+"""Determines when something happened by its device's clock, if that clock is plausible; pure."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from benchd.daemon.records import Record, unix_s
 
 EARLIEST_S = datetime(2025, 1, 1, tzinfo=timezone.utc).timestamp()
-"""The start of 2025, before benchd existed: an earlier time comes from a clock that was never set."""
+"""The start of 2025, before benchd existed; an earlier time comes from a clock that was not set."""
 
 AHEAD_S = 300.0
 """How far a device's clock may be ahead of the receiving machine's."""
@@ -33,7 +33,7 @@ def _measured_s(record: Record) -> float:
 
 
 def is_unset(t_wall: str) -> bool:
-    """Return whether this time comes from a clock that was never set, as after a boot without a network."""
+    """Return whether this time comes from a clock that was not set, for example after a boot without a network."""
     said_s = unix_s(t_wall)
     return said_s is not None and said_s < EARLIEST_S
 

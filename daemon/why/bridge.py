@@ -1,7 +1,7 @@
-"""From another tool's number to ours: the same file under that tool's protocol, changed one switch at a time.
+"""Explains another tool's number from ours: the same file under that tool's protocol, changed one switch at a time.
 
-Switches interact, as a queue does with threads: each is applied on the way from our protocol to theirs, once in a fixed
-order and once in reverse, and is assigned the mean of the two effects (the Shapley value for two orders).
+Switches interact, as a queue does with threads. Each is therefore applied on the way from our protocol to theirs, once
+in a fixed order and once in reverse, and is assigned the mean of the two effects (the Shapley value for two orders).
 """
 
 import math
@@ -28,7 +28,7 @@ ONE_INPUT = "one_input"
 
 
 class Switch(Struct, frozen=True):
-    """Something the other tool does differently, and the ms it adds to our number: mean of both orders, and each."""
+    """Something that the other tool does differently, and the ms that it adds to our number: mean, and each order."""
 
     name: str
     ms: float
@@ -38,8 +38,8 @@ class Switch(Struct, frozen=True):
 class Bridge(Struct, frozen=True, kw_only=True):
     """The steps from `ours_ms`, the median of a single call, to `theirs`; `unexplained_ms` is the remainder.
 
-    `untried` lists their switches that this case does not support, each with the reason. `mark` says what disturbed
-    ours.
+    `untried` lists those of their switches that this case does not support, with the reasons. `mark` says what
+    disturbed ours.
     """
 
     case_id: str
@@ -59,7 +59,7 @@ class Bridge(Struct, frozen=True, kw_only=True):
 
 @dataclass
 class Bridging:
-    """The search for the differences between one of our cases and a result of another tool."""
+    """The search for the differences between one of our cases and another tool's result."""
 
     theirs: Foreign
     request: Request
@@ -149,7 +149,7 @@ class Bridging:
 
 
 def _switches(case: Case, theirs: Foreign) -> Iterator[tuple[str, str]]:
-    """Yield what the other tool does differently, as far as its file says, with the equivalent part of our case."""
+    """Yield the differences in the other tool's protocol, as far as its file says, and our equivalents."""
     if theirs.same_input:
         yield "one input, which stays in the caches", ONE_INPUT
     if theirs.precision and theirs.precision != case.variant.precision:
@@ -177,7 +177,7 @@ def _decide(ratios: Sequence[float]) -> Verdict | None:
 
 
 def lines(bridge: Bridge) -> Iterator[str]:
-    """Yield the steps from our number to theirs, one switch per line, each with what disturbed ours."""
+    """Yield the steps from our number to theirs, one switch per line, with any disturbances of ours."""
     return (f"{line}{bridge.mark}" for line in _lines(bridge))
 
 

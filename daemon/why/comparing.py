@@ -1,4 +1,4 @@
-"""The search over two environments in real processes: each step compares A with a mixture of A and B."""
+"""Searches the differences of two environments with real processes: each step compares A with a mixture of A and B."""
 
 import math
 import tempfile
@@ -22,11 +22,11 @@ from benchd.daemon.why.search import MOST_PAIRS, Applied, Cause, Estimate, Searc
 
 CHANGES = ("faster", "slower")
 LEAST_SHARE = 0.15
-"""Share of the whole effect: smaller parts of it are not searched."""
+"""A share of the whole effect; smaller parts are not searched."""
 
 
 class Cost(Struct, frozen=True, kw_only=True):
-    """Differences that change the time together: the change as a share of A's time, with its interval."""
+    """Differences that together change the time: the change as a share of A's time, with its interval."""
 
     differences: list[str]
     share: float
@@ -36,10 +36,10 @@ class Cost(Struct, frozen=True, kw_only=True):
 class Explanation(Struct, frozen=True, kw_only=True):
     """Why B is slower or faster than A.
 
-    `verdict` compares B, made of the packages and settings of both sides, with A; `outside` compares the environments
-    as they are, if only these differ. `layers` divides the change by layer. Each cost is for its differences alone,
-    applied to A. Each of the `alternatives` alone has the same cost. Noise, or mixtures that do not run, hide which of
-    the `unresolved` is a cause. `mark` says what disturbed the comparisons.
+    `verdict` compares B, built from the packages and settings of both sides, with A; `outside` compares the original
+    environments, if only these differ. `layers` attributes the change to layers. Each cost is that of its differences
+    alone, applied to A. Each of the `alternatives` has the same cost on its own. Noise, or mixtures that do not run,
+    hide which of the `unresolved` differences is a cause. `mark` says what disturbed the comparisons.
     """
 
     case_id: str
@@ -61,7 +61,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
 @dataclass
 class Explaining:
-    """A search: one case in two environments; `request` contains everything else that a comparison needs."""
+    """A search: one case in two environments; `request` contains all other details of a comparison."""
 
     first: Side
     second: Side
@@ -75,9 +75,9 @@ class Explaining:
     def explain(self, originals: Sequence[str] = ()) -> Explanation:
         """Search for the causes; raise Interrupted after a signal, UsageError if the sides do not differ.
 
-        `originals` are the interpreters of the two sides, which are compared directly if their mixtures do not differ.
+        `originals` are the interpreters of the two sides, which are compared directly if the mixtures do not differ.
         """
-        planned = self.comparing.planned(self.request)  # rejects invalid requests before any work
+        planned = self.comparing.planned(self.request)  # rejects an invalid request before any work
         self.first, self.second = (
             msgspec.structs.replace(side, case=each.case.case_id)
             for side, each in zip((self.first, self.second), planned, strict=True)
@@ -136,7 +136,7 @@ class Explaining:
 
         try:
             ratios = self._compared(applied, decide).ratios
-        except (UsageError, NotAvailable):  # parts of a case that exclude each other
+        except (UsageError, NotAvailable):  # these parts of a case exclude each other
             return None
         if not ratios:
             return None

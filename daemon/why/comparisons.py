@@ -1,4 +1,4 @@
-"""Live comparisons of a search, each logged when it ends, so that the same command resumes after the last one."""
+"""The live comparisons of a search, each logged when it ends, so that the same command resumes after the last one."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -24,9 +24,9 @@ LOG = "why.jsonl"
 
 
 class Line(Struct, frozen=True, kw_only=True):
-    """A finished comparison: the ratio B / A per pair (none if a side cannot run, with the reason), and A's medians.
+    """A finished comparison: each pair's ratio B / A (none, with the reason, if a side cannot run), and A's medians.
 
-    `mean_over_median` is for B's times, and `mark` says what disturbed both.
+    `mean_over_median` is that of B's times, and `mark` says what disturbed the comparison.
     """
 
     key: str
@@ -44,7 +44,7 @@ class Interrupted(BenchdError):
 
 @dataclass
 class Comparing:
-    """The comparisons of a search in a session, of which `done` have ended or started, and what disturbed any."""
+    """The comparisons of a search in a session: how many are `done` or running, and what disturbed any of them."""
 
     session: Session
     err: TextIO

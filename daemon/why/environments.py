@@ -1,7 +1,7 @@
-"""How two environments differ, and mixtures of them: virtual environments made of links to installed packages.
+"""Compares two environments, and mixes them: a mixture is a virtual environment of links to installed packages.
 
-Each file of a chosen package, as listed in its RECORD, is linked from where it is installed. A mixture therefore needs
-no index or installer, takes about a second to make, and leaves both environments untouched.
+Each file of a chosen package, as listed in its RECORD, is linked to the installed one. A mixture therefore needs
+neither an index nor an installer, takes about a second to create, and leaves both environments untouched.
 """
 
 import importlib.util
@@ -53,7 +53,7 @@ print(json.dumps({"base": base, "version": sys.version.split()[0], "packages": l
 
 
 class Package(Struct, frozen=True):
-    """An installed distribution: its `files` are relative to `root`, `digest` covers their hashes."""
+    """An installed distribution: `files` are relative to `root`, and `digest` is a hash of their hashes."""
 
     name: str
     version: str
@@ -64,12 +64,12 @@ class Package(Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """The name, normalised as in the packaging standards."""
+        """The name, normalised as defined in the packaging standards."""
         return canonicalize_name(self.name)
 
 
 class Installed(Struct, frozen=True):
-    """What an interpreter imports: its base interpreter, its version and its packages."""
+    """What an interpreter can import: its base interpreter, its version and its packages."""
 
     base: str
     version: str
@@ -82,7 +82,7 @@ class Installed(Struct, frozen=True):
 
 
 class Side(Struct, frozen=True):
-    """One of the two sides: what is installed, its environment variables, and the `case_id` that it runs."""
+    """One of the two sides: its installed packages, its environment variables, and the `case_id` that it runs."""
 
     installed: Installed
     variables: dict[str, str] = {}
@@ -90,15 +90,15 @@ class Side(Struct, frozen=True):
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What two searches must share for one to continue with the other's comparisons."""
+        """The facts that must be equal in two searches for one to continue with the other's comparisons."""
         packages = sorted((package.key, package.version, package.digest) for package in self.installed.packages)
         return (self.installed.base, self.installed.version, packages, sorted(self.variables.items()), self.case)
 
 
 class Difference(Struct, frozen=True):
-    """A candidate, by which B differs from A: a setting, or packages that can only be exchanged together.
+    """A difference between A and B, which may be a cause: a setting, or packages that can only be exchanged together.
 
-    `part` is the setting of the case that differs, such as `threads`.
+    `part` is the case's setting that differs, such as `threads`.
     """
 
     name: str
@@ -108,7 +108,7 @@ class Difference(Struct, frozen=True):
 
 
 def installed(python: str) -> Installed:
-    """Return what an interpreter's environment contains; raise UsageError if the interpreter does not run."""
+    """Return the contents of an interpreter's environment; raise UsageError if the interpreter does not run."""
     try:
         return _listed(python)
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
@@ -117,7 +117,7 @@ def installed(python: str) -> Installed:
 
 
 def _listed(python: str, first: str = "") -> Installed:
-    """Return what an interpreter imports with the folder `first` at the start of its path."""
+    """Return what an interpreter can import with the folder `first` at the start of its path."""
     code = f"import sys; sys.path[:] = [*filter(None, [{first!r}]), *sys.path]\n{_LISTED}"
     done = subprocess.run(
         interpreter.of_code(code, python=python), capture_output=True, text=True, check=True, timeout=LISTING_S
@@ -126,7 +126,7 @@ def _listed(python: str, first: str = "") -> Installed:
 
 
 def with_pins(into: Installed, pins: Sequence[str], cache: Path, options: Sequence[str]) -> Installed:
-    """Return the environment with each pinned `name==version` replaced, installed once below `cache`.
+    """Return the environment with each pinned `name==version` in place of its own, installed once below `cache`.
 
     `options` tell pip where to find the wheels. Raises UsageError for a wheel that cannot be installed.
     """
@@ -146,7 +146,7 @@ def _installed_pin(into: Installed, wanted: Package, cache: Path, options: Seque
         if not has_pip():
             raise UsageError(f"pip, which installs {wanted.name}=={wanted.version}, is missing: python -m ensurepip")
         unfinished = target.with_name(f"{target.name}.{os.getpid()}")
-        # pip's own configuration could set another index or pins
+        # isolated, because pip's own configuration could set a different index or pins
         command = [sys.executable, "-m", "pip", "--isolated", "--python", into.base, "install", "--quiet", *options]
         command += ["--disable-pip-version-check", "--no-deps", "--only-binary", ":all:", "--target", str(unfinished)]
         try:
@@ -217,7 +217,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def differences(first: Side, second: Side) -> tuple[list[Difference], dict[str, Set[str]]]:
-    """Return how B differs from A, each difference after those that it needs, and the names that each one needs.
+    """Return the differences of B from A, each after those that it needs, and the names of those that each one needs.
 
     Raises UsageError if the interpreters' packages cannot be exchanged or a package does not list its files.
     """
@@ -265,13 +265,13 @@ def _settings(first: Side, second: Side) -> Iterator[Difference]:
 
 
 def changed_parts(first: str, second: str) -> dict[str, tuple[str | None, str | None]]:
-    """Return the parts that differ between two case_ids, by what they set, with None for a missing part."""
+    """Return the parts that differ between two case_ids, by what they set; a missing part is None."""
     a, b = _parts(first), _parts(second)
     return {kind: (a.get(kind), b.get(kind)) for kind in {**a, **b} if a.get(kind) != b.get(kind)}
 
 
 def with_parts(case_id: str, parts: Iterable[str]) -> str:
-    """Return a case_id with these parts instead of its own."""
+    """Return a case_id with these parts in place of its own."""
     return ",".join((_parts(case_id) | {plan.kind_of(part): part for part in parts}).values())
 
 
@@ -292,7 +292,7 @@ def _named(a: Installed, b: Installed, group: Sequence[str]) -> str:
 
 
 def _groups(a: Installed, b: Installed, changed: Sequence[str]) -> tuple[list[tuple[str, ...]], dict[str, Set[str]]]:
-    """Return the changed packages in groups that must be exchanged together, in dependency order, and their needs."""
+    """Return the changed packages in groups to be exchanged together, in dependency order, and their needs."""
     direct: dict[str, set[str]] = {name: set() for name in changed}
     for name in changed:
         for other in _unmet(b, name, a, changed):
@@ -321,16 +321,17 @@ def _reached(name: str, direct: Mapping[str, Set[str]]) -> set[str]:
 
 
 def _unmet(own: Installed, name: str, other: Installed, changed: Sequence[str]) -> Iterator[str]:
-    """Yield the requirements of `name` that its own side's packages meet but the other side's do not."""
+    """Yield the requirements of `name` that packages on its own side meet but those on the other side do not."""
     package, here, there = own.by_name.get(name), own.by_name, other.by_name
     for text in package.requires if package else ():
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
-            continue  # from an old package; a mixture that breaks it does not run
+            continue  # an invalid requirement of an old package: if a mixture breaks it, it will not run
         required = canonicalize_name(requirement.name)
         applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        is_met = _meets(requirement, here.get(required))  # a requirement that its own side already breaks does not bind
+        # a requirement that is already broken on its own side is ignored
+        is_met = _meets(requirement, here.get(required))
         if required in changed and applies and is_met and not _meets(requirement, there.get(required)):
             yield required
 
@@ -340,21 +341,21 @@ def _meets(requirement: Requirement, package: Package | None) -> bool:
 
 
 def mixed(first: Side, second: Side, applied: Sequence[Difference]) -> Side:
-    """Return A with those settings of B that are among these differences."""
+    """Return A with the settings of B that are among these differences."""
     variables = _taken(first.variables, second.variables, (each.variable for each in applied))
     parts = _taken(_parts(first.case), _parts(second.case), (each.part for each in applied))
     return Side(first.installed, variables, ",".join(parts.values()))
 
 
 def _taken(first: Mapping[str, str], second: Mapping[str, str], names: Iterable[str | None]) -> dict[str, str]:
-    """Return the first mapping with the values of the second for these names, or without those that it lacks."""
+    """Return the first mapping, with the second's values for these names; names that the second lacks are removed."""
     taken = {name for name in names if name}
     merged = {**first, **{name: value for name, value in second.items() if name in taken}}
     return {name: value for name, value in merged.items() if name in second or name not in taken}
 
 
 def mixture(folder: Path, first: Installed, applied: Iterable[Difference]) -> str:
-    """Create an environment of A with these differences in `folder`, and return its interpreter."""
+    """Create an environment in `folder` from A with these differences, and return its interpreter."""
     packages: dict[str, Package | None] = {**first.by_name}
     for difference in applied:
         packages |= difference.packages
@@ -387,7 +388,7 @@ def _link(package: Package, target: Path) -> None:
 
 
 def _bytecode(path: Path) -> Path:
-    """Return where Python stores a module's bytecode, which RECORD may not list; other files are unchanged."""
+    """Return the path of a module's bytecode, which RECORD may not list; other paths are returned unchanged."""
     return Path(importlib.util.cache_from_source(str(path))) if path.suffix == ".py" else path
 
 
@@ -396,5 +397,5 @@ def _linked(origin: Path, place: Path) -> None:
         return
     try:
         os.link(origin, place)
-    except OSError:  # on another file system, or owned by another user
+    except OSError:  # on a different file system, or owned by a different user
         place.symlink_to(origin)

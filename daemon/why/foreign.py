@@ -1,6 +1,6 @@
-"""Results of other tools, each with the meaning of its number; sources: the code of the tools that prints them.
+"""Reads other tools' results, with the meaning of each number; sources: the tools' own printing code.
 
-A file is recognised by its content. Truncated and failed output and files with two different results are rejected with
+A file is recognised by its content. Truncated or failed output, and files with two different results, are rejected with
 a reason, because benchd would otherwise explain a wrong number.
 """
 
@@ -23,11 +23,11 @@ MOST_BYTES = 64 * 2**20
 
 
 class Foreign(Struct, frozen=True, kw_only=True):
-    """A result of another tool, in ms per call: `latency_ms` by statistic, and the statistic that is usually quoted.
+    """Another tool's result, in ms per call: `latency_ms` by statistic, and the statistic that is usually quoted.
 
-    `in_flight` requests share `streams` streams: any excess waits, and its wait counts. `same_input` is set if every
-    call reads the same values. Values missing from the file are the tool's default, or None. `means` says what the
-    number is, and `notes` what it leaves out.
+    `in_flight` requests share `streams` streams: excess requests wait, which counts as latency. `same_input` is set if
+    every call reads the same values. Values that are missing from the file are the tool's default, or None. `means`
+    says what the number stands for, and `notes` what it excludes.
     """
 
     tool: str
@@ -47,7 +47,7 @@ class Foreign(Struct, frozen=True, kw_only=True):
 
     @property
     def quoted_ms(self) -> float:
-        """The number to explain."""
+        """The quoted statistic, which is the number to explain."""
         return self.latency_ms[self.quoted]
 
 
@@ -76,7 +76,7 @@ def read(path: Path) -> Foreign:
 
 
 class _Unreadable(Exception):
-    """Why a recognised file cannot be used."""
+    """The reason why a recognised file cannot be used."""
 
 
 def _json_results(text: str) -> list[Foreign]:
@@ -102,13 +102,13 @@ def _text_results(text: str) -> list[Foreign]:
 
 
 def _parts(text: str, marker: str) -> list[str]:
-    """Split the text where a run of the tool begins."""
+    """Split the text at the start of each of the tool's runs."""
     begins = [match.start() for match in re.finditer(marker, text, re.MULTILINE)]
     return [text[begin:end] for begin, end in zip(begins, [*begins[1:], len(text)], strict=True)]
 
 
 def _numbers(text: str, pattern: str) -> list[float]:
-    """Return the numbers of the first match; commas are decimal if no number in the line has a point."""
+    """Return the numbers in the first match; commas are decimal separators if no number in the line has a point."""
     match = re.search(pattern, text)
     if match is None:
         return []
@@ -166,7 +166,7 @@ def _found(text: str, pattern: str) -> str:
 
 
 def _export_times(rows: Sequence[Mapping[str, Any]]) -> Foreign:
-    """Read `trtexec --exportTimes`; files of older versions begin with the warm-up, the first 200 ms."""
+    """Read the output of `trtexec --exportTimes`; in older versions it starts with the warm-up, the first 200 ms."""
     first = min(float(row["startComputeMs"]) for row in rows)
     kept = [row for row in rows if float(row["startComputeMs"]) - first >= 200.0] or rows
     return Foreign(
@@ -203,7 +203,7 @@ def _benchmark_app(text: str) -> Foreign:
         batch=_whole(text.partition("[Step 6/11]")[2], r"Model inputs:\n.* / \[(\d+),"),
         streams=streams,
         in_flight=_whole(text, r"Start inference asynchronously, (\d+)") or 1,
-        threads=threads // streams if threads else None,  # the tool's threads are shared by all streams
+        threads=threads // streams if threads else None,  # all streams share the tool's threads
         precision=_PRECISIONS.get(_found(text, r"INFERENCE_PRECISION_HINT: <Type: '(\w+)'>")),
         warm_up="one request",
     )

@@ -1,10 +1,10 @@
-"""Which of the differences between two environments changes a time: bisection over a measured effect; pure functions.
+"""Finds the difference between two environments that changes a time, by bisection of a measured effect; pure.
 
-The differences from A to B form a chain, and each prefix of it can be installed. The time of a prefix is known at both
-ends; between two ends that differ, the prefix in the middle is measured until it equals one of them or is clearly
+The differences from A to B form a chain, and each prefix of it can be installed. The times at both ends of the chain
+are known; between two ends that differ, the prefix in the middle is measured until it equals one of them or is clearly
 neither. This is dd (A. Zeller, R. Hildebrandt, IEEE TSE 28, 2002) with a noisy effect instead of pass and fail: about
-log2 n comparisons per cause. Each cause is then applied to A alone in fresh processes, because a cause chosen for its
-large effect looks larger than it is; one without any effect of its own acts together with a partner.
+log2 n comparisons per cause. Each cause is then applied to A alone in fresh processes, because a cause selected for its
+large effect looks larger than it is; a cause that has no effect on its own acts together with a partner.
 """
 
 import math
@@ -17,18 +17,18 @@ from benchd.daemon.verdicts.effects import as_share, mean_and_variance
 from benchd.daemon.verdicts.statistics import Interval, student_t_quantile
 
 ERROR = 0.0025
-"""Error of one comparison; the eight or so comparisons of a search together err in 2 %."""
+"""The error rate of a comparison; the eight or so comparisons of a search together have one of 2 %."""
 
 FEWEST_PAIRS = 3
 MOST_PAIRS = 15
 NEAR, APART = 0.35, 0.1
-"""Shares of the distance between two ends: closer than NEAR counts as an end, farther than APART as neither."""
+"""Shares of the distance between two ends: a point closer than NEAR is the end, one farther than APART is neither."""
 
 Applied = Set[str]
 
 
 class Estimate(Struct, frozen=True):
-    """A mean log ratio to A, its standard error and the error's degrees of freedom."""
+    """A mean log ratio to A, its standard error, and the degrees of freedom of the latter."""
 
     log_ratio: float
     error: float
@@ -56,14 +56,14 @@ class Estimate(Struct, frozen=True):
 
 
 Measure = Callable[[Applied, float, float], Estimate | None]
-"""Compares A with some differences applied against plain A; None if that mixture cannot run the case.
+"""Compares A with some differences applied to plain A; returns None if that mixture cannot run the case.
 
-The two numbers are the log ratios to decide between: the comparison ends once it can tell.
+The two numbers are the log ratios to decide between: the comparison ends once it can distinguish them.
 """
 
 
 class Cause(Struct, frozen=True):
-    """Differences that change the time together, and their cost when applied to A alone."""
+    """Differences that together change the time, and their cost when only they are applied to A."""
 
     names: tuple[str, ...]
     cost: Estimate
@@ -72,7 +72,7 @@ class Cause(Struct, frozen=True):
 class Causes(Struct, frozen=True):
     """The result of a search: the causes, and alternatives, each of which has the same effect.
 
-    `unresolved` are the differences that contain the cause, hidden by noise or by mixtures that do not run.
+    `unresolved` are differences that include the cause, which noise or mixtures that do not run hide.
     """
 
     causes: list[Cause] = []
@@ -104,7 +104,7 @@ class Spread:
 def placed(estimate: Estimate, low: float, high: float, pairs: int = MOST_PAIRS) -> float | None:
     """Return `low` or `high` if the estimate matches it, the estimate if it is clearly neither, None if undecided.
 
-    After the last pair it is the end within the interval, if the other end is outside.
+    After the last pair, return the end that is within the interval, if the other end is outside it.
     """
     if pairs < FEWEST_PAIRS:
         return None
@@ -122,18 +122,18 @@ def placed(estimate: Estimate, low: float, high: float, pairs: int = MOST_PAIRS)
 
 
 class _Unclear(Exception):
-    """The differences between two ends cannot be told apart; contains their names."""
+    """The differences between two ends cannot be distinguished; contains their names."""
 
 
 def _explains(fewer: Cause, more: Cause) -> bool:
-    """Return whether `fewer` has the same cost as `more` with only some of its differences."""
+    """Return whether `fewer` has the same cost as `more` with only some of the differences."""
     apart = abs(fewer.cost.log_ratio - more.cost.log_ratio)
     return {*fewer.names} < {*more.names} and apart <= fewer.cost.reach + more.cost.reach
 
 
 @dataclass
 class Search:
-    """The search over a `chain` of differences, each after those that it needs; effects below `least` do not count.
+    """The search through a `chain` of differences, each after those that it needs; effects below `least` are ignored.
 
     `needs` gives, for each difference, the others without which it cannot be installed.
     """
@@ -168,7 +168,7 @@ class Search:
     def _steps(
         self, base: Applied, chain: Sequence[str], low: float, high: float
     ) -> Iterator[tuple[tuple[str, ...], float, float]]:
-        """Yield the differences at which the time changes along a chain on top of `base`, with the log ratios."""
+        """Yield the differences at which the time changes along a chain added to `base`, with the log ratios."""
         if abs(high - low) < self.least:
             return
         splits = sorted(range(1, len(chain)), key=lambda split: abs(2 * split - len(chain)))
@@ -176,7 +176,7 @@ class Search:
             estimate = self.measure(self._closed({*base, *chain[:split]}), low, high)
             if estimate is not None:
                 break
-        else:  # one difference, or several that only run together
+        else:  # a single difference, or several that only run together
             yield tuple(chain), low, high
             return
         between = self._placed(estimate, low, high, chain)
@@ -197,7 +197,7 @@ class Search:
         high: float,
         by_itself: Mapping[tuple[str, ...], float],
     ) -> Cause:
-        """Apply a step alone, then add earlier differences as partners until it costs as much as it did after them."""
+        """Apply a step alone, then add earlier differences as partners, until it costs as much as it did after them."""
         step = high - low
         while True:
             estimate = self.measure(self._closed(names), 0.0, step)
@@ -219,7 +219,7 @@ class Search:
             names |= frozenset(partner)
 
     def _alternatives(self, causes: Sequence[Cause], whole: float) -> list[Cause]:
-        """Return causes among the other differences, if these alone cost as much as all of them."""
+        """Return the causes among the other differences, if these alone cost as much as all differences."""
         guilty = {name for cause in causes for name in cause.names}
         rest = [name for name in self.chain if not self._closed({name}) & guilty]
         if not causes or not rest:

@@ -1,4 +1,4 @@
-"""A search's result in sentences."""
+"""Describes the result of a search in sentences."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from benchd.daemon.why.comparing import CHANGES, Cost, Explanation
 
 
 def lines(explanation: Explanation) -> Iterator[str]:
-    """Yield the lines that answer why B is slower or faster than A, each with what disturbed the comparisons."""
+    """Yield lines that explain why B is slower or faster than A, each with any disturbances of the comparisons."""
     return (f"{line}{explanation.mark}" for line in _lines(explanation))
 
 

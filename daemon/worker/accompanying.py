@@ -18,14 +18,15 @@ IsOver = Callable[[float], bool]
 def until_sigterm() -> Iterator[IsOver]:
     """Yield a function that waits up to that many seconds for SIGTERM and returns whether it has arrived.
 
-    A handler that sets an Event may wait for a lock that the interrupted code holds; a byte on a socket needs none.
+    A handler that sets an Event may wait for a lock that is held by the interrupted code; a byte on a socket needs no
+    lock.
     """
     with on_signals([signal.SIGTERM], lambda *_: None) as (ended, _):
         yield lambda seconds: bool(select.select([ended], [], [], seconds)[0])
 
 
 def accompany(step: Step, rate_hz: float, is_over: IsOver) -> "dict[str, array[int]]":
-    """Run frames at a rate until it is over; return each frame's release time and its latency from then, in ns."""
+    """Run frames at a rate until `is_over`; return each frame's release time and its latency since then, in ns."""
     released_ns, latency_ns = array("q"), array("q")
     for release_ns, taken_ns in frames(step, 1e9 / rate_hz, math.inf, is_over):
         released_ns.append(release_ns)

@@ -1,4 +1,4 @@
-"""From a job to a model that runs as the case requires: opened device, built module, exported file, loaded backend."""
+"""Turns a job into a running model: opens the device, builds the module, exports the file and loads the backend."""
 
 import os
 import time
@@ -22,7 +22,7 @@ SHARED = ("eager", "compile")
 
 @dataclass(frozen=True)
 class Built:
-    """The workload, the loaded model of each stream, the pool, and the first answer with the time of its arrival."""
+    """The workload, each stream's loaded model, the pool, and the first answer with its time of arrival."""
 
     workload: Workload
     models: list[Loaded]
@@ -42,7 +42,8 @@ def built(job: Job, stages: StageClock, outcome: Outcome) -> Built:
     stages.enter("export")
     backends.prepare(job.case.variant, workload.source, device, job.case.batch_size)
     stages.enter("load")
-    _set_threads(job)  # again: a user's module, run to build and export, may have changed them
+    # set again, because building and exporting run a user's module, which may have changed the threads
+    _set_threads(job)
     loaded = backends.load(job.case.variant, workload.source, device, workload.example(job.case.batch_size))
     outcome.runtime = loaded.runtime
     stages.leave()
@@ -50,13 +51,13 @@ def built(job: Job, stages: StageClock, outcome: Outcome) -> Built:
     loaded, first, first_ended_ns = _first_runs(loaded, pool, stages)
     others = _other_streams(job, workload, loaded, pool)
     outcome.kernels_ran = builds.kernels_ran(job.case.variant, device)
-    outcome.software = builds.loaded()  # only after the first run, which a cold start times
-    loaded = _counted(job, loaded, at_first, outcome)  # before the check, whose reference also takes memory
+    outcome.software = builds.loaded()  # after the first run, which is timed in a cold start
+    loaded = _counted(job, loaded, at_first, outcome)  # counted before the check, whose reference also takes memory
     return Built(workload, [loaded, *others], pool, first, first_ended_ns)
 
 
 def _workload(job: Job, outcome: Outcome) -> Workload:
-    """Return the job's workload, recorded in `outcome`, and watch what a user's module opens."""
+    """Return the job's workload, also storing it in `outcome`, and watch which files a user's module opens."""
     if job.module:
         user_code.watch()
     workload = build(job)
@@ -65,7 +66,7 @@ def _workload(job: Job, outcome: Outcome) -> Workload:
 
 
 def _opened(job: Job, outcome: Outcome) -> torch.device:
-    """Return the job's device, recorded in `outcome`."""
+    """Return the job's device, also storing it in `outcome`."""
     device = open_device(job)
     outcome.threads = torch.get_num_threads()
     if device.type == "cuda":
@@ -90,33 +91,33 @@ def _set_threads(job: Job) -> None:
 
 
 def _first_runs(loaded: Loaded, pool: list[Batch], stages: StageClock) -> tuple[Loaded, Batch, int]:
-    """Time the first two runs; return the model in the form that steps run, the first answer and its time."""
+    """Time the first two runs; return the model in the form used by steps, the first answer and its time."""
     with torch.inference_mode():
         start_ns = time.monotonic_ns()
         output = loaded.run(pool[0].to(loaded.device, non_blocking=True))
         first = Tensors(tensors(output)).cpu()
         first_ended_ns = time.monotonic_ns()
         stages.seconds["first_run_s"] = (first_ended_ns - start_ns) / 1e9
-        first = first.clone()  # the next run may overwrite its memory
+        first = first.clone()  # copied, because the next run may overwrite its memory
         loaded = steps.uniform(loaded, output)
         stages.seconds["second_run_s"] = steps.SingleInference(loaded, pool)(0)[0] / 1e9
     return loaded, first, first_ended_ns
 
 
 def _other_streams(job: Job, workload: Workload, loaded: Loaded, pool: list[Batch]) -> list[Loaded]:
-    """Return the model for each further stream: the same one if it is Python, else its own session, engine or graph."""
+    """Return the model for each further stream: the same one if it is Python, else a new session, engine or graph."""
     variant, others = job.case.variant, job.case.streams - 1
     if variant.backend in SHARED:
         return [loaded] * others
     example = workload.example(job.case.batch_size)
-    # like the first: parameters copied in inference mode have no version counter, so Vim would derive its weights again
+    # outside inference mode, like the first: without version counters, Vim would derive its weights again and again
     made = [backends.load(variant, workload.source, loaded.device, example) for _ in range(others)]
     with torch.inference_mode():
         return [steps.uniform(other, other.run(pool[0].to(loaded.device))) for other in made]
 
 
 def _counted(job: Job, loaded: Loaded, at_first: device_memory.Held | str, outcome: Outcome) -> Loaded:
-    """Return the model with the GPU memory of a non-torch runtime; a flag in `outcome` says if others may share it."""
+    """Return the model with a non-torch runtime's GPU memory; a flag in `outcome` says if it may include others'."""
     if not peaks.counted_by_driver(job):
         return loaded
     built_s = loaded.runtime.build_s if loaded.runtime else None

@@ -1,4 +1,4 @@
-"""What this process's libraries and kernels were built from, and the instructions they use."""
+"""Identifies the builds of this process's libraries and kernels, and the instructions that they use."""
 
 import hashlib
 import re
@@ -21,7 +21,7 @@ _PARTS = {
     "openmp": r"OpenMP (\d+)",
 }
 _CAPABILITY = re.compile(r"^ *- CPU capability usage.*$", re.MULTILINE)
-# LD_PRELOAD and LD_LIBRARY_PATH choose between thread runtimes and between allocators.
+# Thread runtimes and allocators, which LD_PRELOAD and LD_LIBRARY_PATH may choose.
 _CHOSEN = re.compile(r"/lib((?:gomp|iomp5|omp|openblas|mkl_rt|jemalloc|tcmalloc|mimalloc)\b.*\.so.*)$", re.MULTILINE)
 
 
@@ -41,7 +41,7 @@ def loaded() -> dict[str, str]:
 
 
 def kernels_ran(variant: Variant, device: torch.device) -> str | None:
-    """Return which custom kernels this process has run: "triton", or "c" with those that computed in integers."""
+    """Return which custom kernels this process has run: "triton", or "c" with the integer kernels, if any."""
     if variant.kernels == "torch":
         return None
     return "triton" if device.type == "cuda" else layer.ran()

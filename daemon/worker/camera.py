@@ -1,6 +1,6 @@
 """The camera of a pipeline: JPEG frames, and their conversion to a model's input.
 
-torchvision is imported here only when needed: it takes a second.
+torchvision is imported only when needed, because that takes a second.
 """
 
 import warnings
@@ -40,7 +40,7 @@ class Camera:
         return picture
 
     def resize(self, picture: Tensor) -> Tensor:
-        """Return the whole picture resized to the model's input."""
+        """Return the whole picture, resized to the model's input."""
         from torchvision.transforms.v2 import functional  # noqa: PLC0415 - see above
 
         resized: Tensor = functional.resize(picture, list(self.shape[1:]), antialias=True)
@@ -67,9 +67,10 @@ def open_camera(
     device: torch.device,
     seed: int,
 ) -> Camera:
-    """Return a camera over the JPEG files in `data` or, without a folder, over randomly drawn 640 x 480 frames.
+    """Return a camera for the JPEG files in `data` or, without a folder, for randomly drawn 640 x 480 frames.
 
-    Raises Unsupported without torchvision or for a model that reads no pictures, UsageError for data without JPEGs.
+    Raises Unsupported without torchvision or for a model that does not take pictures, UsageError for data without
+    JPEGs.
     """
     if len(shape) != 3 or shape[0] != 3:
         raise Unsupported(f"a pipeline feeds 3-channel images, but the model reads {'x'.join(map(str, shape))}")
@@ -77,7 +78,7 @@ def open_camera(
         from torchvision.io import decode_jpeg, encode_jpeg  # noqa: F401, PLC0415 - see above
     except ImportError as error:
         raise Unsupported(f"a pipeline decodes with torchvision: pip install torchvision ({error})") from error
-    warnings.filterwarnings("ignore", "The image decoding", DeprecationWarning)  # raised per frame from 0.29 on
+    warnings.filterwarnings("ignore", "The image decoding", DeprecationWarning)  # issued for each frame from 0.29 on
     if data and data.startswith("imagefolder:"):
         frames, source = _of_folder(Path(data.partition(":")[2]), count), data
     elif data in (None, "demo"):
@@ -95,13 +96,13 @@ def _on_gpu(camera: Camera, device: torch.device) -> Camera:
     on_gpu = Camera(camera.frames, f"{camera.source}, decoded by nvJPEG", camera.shape, camera.normalisation, device)
     try:
         on_gpu.decode(camera.frames[0])
-    except RuntimeError:  # built without it
+    except RuntimeError:  # this torchvision was built without it
         return camera
     return on_gpu
 
 
 def _of_folder(folder: Path, count: int) -> list[Tensor]:
-    """Return the bytes of files spread evenly over a folder's JPEG files; raise UsageError if it has none."""
+    """Return the contents of JPEG files, selected evenly from a folder; raise UsageError if it has none."""
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in JPEG)
     if not paths:
         raise UsageError(f"--data imagefolder:{folder}: contains no JPEG files (*.jpg) for the pipeline to decode")
@@ -111,7 +112,7 @@ def _of_folder(folder: Path, count: int) -> list[Tensor]:
 
 
 def _drawn(count: int, seed: int) -> list[Tensor]:
-    """Return frames of soft random shapes: noise would make larger files than a decoder ever gets."""
+    """Return frames with soft random shapes; noise would make larger files than a decoder gets in practice."""
     from torchvision import io  # noqa: PLC0415 - see above
 
     draw = torch.Generator().manual_seed(seed)

@@ -22,9 +22,9 @@ _WITHOUT_AUTOGRAD = (
 
 
 def leave() -> NoReturn:
-    """End this process at once, after its result is sent: unloading torch takes the interpreter up to a second."""
+    """End this process immediately after its result was sent: unloading torch would take up to a second."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # the log may not fit on the disk
+        with suppress(OSError):  # the disk may be full
             stream.flush()
     os._exit(0)
 
@@ -32,7 +32,7 @@ def leave() -> NoReturn:
 def diagnose(error: Exception | SystemExit, job: Job | None = None) -> tuple[Status, str]:
     """Return the status and reason for an exception; print the traceback of an unexpected one.
 
-    If the job's user code raised or caused it, the reason begins with that line.
+    If the user's code raised or caused it, the reason starts with that line.
     """
     if isinstance(error, Unsupported):
         return "unsupported", str(error)
@@ -50,11 +50,11 @@ def diagnose(error: Exception | SystemExit, job: Job | None = None) -> tuple[Sta
     if isinstance(error, MemoryError) or "memory" in type(error).__name__.lower() or _lacks_memory(text.lower()):
         return "failed", f"{where}out of memory: {text}"
     kind = "" if type(error).__module__.startswith("benchd.models.") else f"{type(error).__name__}: "
-    return "failed", f"{where}{kind}{text}"  # benchd's own messages need no class name
+    return "failed", f"{where}{kind}{text}"  # benchd's own messages are clear without a class name
 
 
 def _message(error: BaseException) -> str:
-    """Return the first line, or the last one for TorchScript, whose message begins with its own traceback."""
+    """Return the first line, or the last one for TorchScript, whose messages start with a traceback."""
     lines = str(error).strip().splitlines() or ["no message"]
     if lines[0].startswith("operator torchvision::"):
         return f"{lines[0]}: torchvision was built for another torch, see `benchd doctor`"
@@ -78,7 +78,7 @@ def _is_of(file: str, folder: Path) -> bool:
 
 
 def _lacks_memory(text: str) -> bool:
-    """Return whether a lower-case error text means out of memory; a failed assertion in an allocator does not."""
+    """Return whether a lower-case error text means out of memory; failed assertions in an allocator do not."""
     return "out of memory" in text or ("alloc" in text and "internal assert" not in text)
 
 
@@ -88,7 +88,7 @@ def send(pipe: BinaryIO, message: Message) -> None:
 
 
 class StageClock:
-    """Reports each stage to the supervisor and adds up its time; a line from `permits` ends a wait."""
+    """Reports each stage to the supervisor and adds up its time; a line from `permits` ends a wait for the turn."""
 
     def __init__(self, pipe: BinaryIO, job: Job, permits: BinaryIO | None = None) -> None:
         self._pipe, self._permits = pipe, permits
@@ -97,13 +97,13 @@ class StageClock:
         self.seconds: dict[str, float] = {"spawn_s": (self._started_ns - job.spawned_ns) / 1e9}
 
     def enter(self, name: StageName, done: str = "") -> None:
-        """End the current stage and begin this one, with its progress `done` if it continues."""
+        """End the current stage and begin this one, or report the progress `done` of the same stage."""
         self.leave()
         self._current, self._started_ns = name, time.monotonic_ns()
         send(self._pipe, Stage(name, done))
 
     def wait_for_turn(self, then: StageName | None = None) -> None:
-        """End the current stage, report that this process waits, and wait for its turn; stage `then` follows."""
+        """End the current stage, report that this process is waiting, and wait for its turn; stage `then` follows."""
         self.leave()
         send(self._pipe, Stage("ready"))
         if self._permits:
@@ -117,7 +117,7 @@ class StageClock:
             send(self._pipe, Stage(self._current, done))
 
     def keep(self, outcome: Outcome) -> None:
-        """Send the results so far: they count even if a later stage does not end."""
+        """Send the results so far, which count even if a later stage does not finish."""
         outcome.process.stages = self.stages()
         send(self._pipe, msgspec.structs.replace(outcome, is_partial=True))
 

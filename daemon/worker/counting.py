@@ -1,4 +1,4 @@
-"""The work of a module without a formula: the products that it executes, and the bytes that it must move."""
+"""Counts the work of a module without a formula: the products that it executes, and the bytes that it must move."""
 
 from collections.abc import Callable
 from math import prod
@@ -70,7 +70,7 @@ _NO_PRODUCTS = frozenset(_NO_PRODUCTS_NAMES.split())
 
 
 class _Counter(TorchDispatchMode):
-    """Adds up the products of each operation, by torch's formulas and `_MORE`, and lists operations without one."""
+    """Adds up the products of each operation, using torch's formulas and `_MORE`, and lists operations without one."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -93,25 +93,25 @@ class _Counter(TorchDispatchMode):
 
 
 def _plain(name: str) -> str:
-    """Return an operation's name without its namespace and without the suffix of the in-place form."""
+    """Return an operation's name without the namespace and the suffix of the in-place form."""
     return name.rpartition("::")[2].rstrip("_")
 
 
 def count(module: nn.Module, example: Batch) -> Counted:
-    """Return the work of one run of `module` over `example`, both on the CPU in float32.
+    """Return the work of one run of `module` on `example`, both on the CPU in float32.
 
-    For a module that cannot run like this, only bytes are counted, and its error is in `uncounted`.
+    For a module that cannot run in this way, only bytes are counted, and its error is in `uncounted`.
     """
-    if own := getattr(module, "count", None):  # a file counts its own work
+    if own := getattr(module, "count", None):  # an ONNX file's work is counted from the file
         return cast(Counted, own(values(example)))
     counter, fast = _Counter(), torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # the fused layers have no formula
+    torch.backends.mha.set_fastpath_enabled(False)  # there are no formulas for the fused layers
     output_bytes = 0
     try:
         with torch.no_grad(), counter:
             output = module(*values(example))
         output_bytes = sum(value.nbytes for value in tensors(output).values())
-    except Exception as error:  # a mode may break anything in the user's code: only the count is lost
+    except Exception as error:  # the mode may break anything in the user's code; only the count is lost
         counter.uncounted[f"after {type(error).__name__}"] = None
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

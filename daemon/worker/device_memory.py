@@ -1,4 +1,4 @@
-"""The GPU memory of this process, whoever allocated it, as counted by the driver, or why it is unknown."""
+"""Finds the GPU memory of this process as counted by the driver, whatever allocated it, or why it is unknown."""
 
 import os
 import re
@@ -14,7 +14,7 @@ CLIENTS = "sys/kernel/debug/nvmap/iovmm/clients"  # CLIENT PROCESS PID SIZE, for
 
 
 class Held(NamedTuple):
-    """Bytes on the GPU: this process's with its CUDA context, None if the driver does not list it, and the total."""
+    """Bytes on the GPU: those of this process with its CUDA context, None if the driver omits it, and the total."""
 
     own: int | None
     of_all: int | None = None
@@ -23,9 +23,9 @@ class Held(NamedTuple):
 def held(uuid: str | None, root: Path = Path("/")) -> Held | str:
     """Return the memory in use on the GPU with this UUID, or why it is unknown.
 
-    Free memory is no substitute: neighbours change it, and on a Tegra the page cache does.
+    Free memory is no substitute, because neighbours and, on a Tegra, the page cache change it.
     """
-    # from an Orin's driver; a Thor has the driver of other GPUs, which NVML reads
+    # only from an Orin's driver; a Thor has the same driver as other GPUs, which NVML reads
     nvmap = re.search(r"^NvMapMemUsed:\s*(\d+) kB", text(root / "proc/meminfo") or "", re.MULTILINE)
     if nvmap and is_tegra(root):
         return Held(_of_nvmap(root / CLIENTS), int(nvmap[1]) * 1024)
@@ -33,7 +33,7 @@ def held(uuid: str | None, root: Path = Path("/")) -> Held | str:
 
 
 def taken(before: Held | str, after: Held | str, build_s: float | None) -> tuple[int, bool] | str:
-    """Return the growth between two results of `held` and whether it covers all processes, or why it is unknown."""
+    """Return the growth between two results of `held` and whether it includes all processes, or why it is unknown."""
     if build_s is not None:
         return "this process also built the engine, which took memory; a later process reports its own"
     if isinstance(after, str):
@@ -41,7 +41,7 @@ def taken(before: Held | str, after: Held | str, build_s: float | None) -> tuple
     if isinstance(before, str):
         return before
     if after.own is not None:
-        return after.own - (before.own or 0), False  # it is not listed before it allocates
+        return after.own - (before.own or 0), False  # before its first allocation, the process is not listed
     if after.of_all is None or before.of_all is None:
         return "NVML does not report this process's memory, as in a container with its own process ids"
     grown = after.of_all - before.of_all

@@ -37,11 +37,11 @@ class _File(NamedTuple):
 
 
 def main() -> int:
-    """Export the requested files; return 0, 1 if a file could not be made, 2 for a usage error, 7 if unavailable."""
+    """Export the requested files; return 0, 1 if one could not be made, 2 for a usage error, 7 if one is missing."""
     sys.stderr, _ = lasting(sys.stderr, STDERR, ticker_of(sys.stderr))
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=ExportRequest)
     try:
-        with redirect_stdout(sys.stderr):  # libraries print
+        with redirect_stdout(sys.stderr):  # because libraries print to stdout
             made, wanted = _made(request)
     except BenchdError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -59,7 +59,7 @@ def _made(request: ExportRequest) -> tuple[list[Artifact], int]:
         sys.stderr.write(f"[{number}/{len(wanted)}] {file}\n")
         try:
             made.append(_export(request, file))
-        except Exception as error:  # torch, ONNX and TensorRT raise anything; the other files continue
+        except Exception as error:  # torch, ONNX and TensorRT may raise anything; the other files are still exported
             sys.stderr.write(f"error: {file}: {str(error).strip() or type(error).__name__}\n")
     if request.out and request.single and made:
         _copy(made[0].path, Path(request.out))

@@ -1,4 +1,4 @@
-"""The time of each layer, taken after a process's timed section: by the runtime, or else by torch's modules."""
+"""Measures each layer's time after a process's timed section: as timed by the runtime, or else by torch module."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ WARM_UP = 3
 
 
 def measure(loaded: Loaded, batch: Batch) -> list[LayerTime] | str:
-    """Return the layers in the order of execution, or why they cannot be told apart."""
+    """Return the layers in the order of execution, or why they cannot be distinguished."""
     with torch.inference_mode():
         if loaded.layer_times:
             return _summed(loaded.layer_times(RUNS, *values(batch)))
@@ -39,7 +39,7 @@ def _of_modules(loaded: Loaded, module: nn.Module, batch: Batch) -> list[LayerTi
 
 
 def _summed(runs: Sequence[Sequence[LayerRun]]) -> list[LayerTime]:
-    """Return the median over the runs of each layer's total: a layer in a loop is reported at each iteration."""
+    """Return the median, over the runs, of each layer's total; a layer in a loop is reported for each iteration."""
     totals: dict[str, list[float]] = defaultdict(list)
     calls: dict[str, int] = defaultdict(int)
     rows: dict[str, LayerRun] = {}

@@ -18,14 +18,14 @@ from benchd.daemon.verdicts.statistics import Blocks, BlockSummary, StopRule
 from benchd.daemon.worker.steps import Step
 
 WARM_UP_BLOCK_S = 0.1
-LEAD_IN_S = 0.002  # fills the caches and raises the clock again
+LEAD_IN_S = 0.002  # time to fill the caches and raise the clock again
 
 
 @dataclass(frozen=True)
 class TimedLoop:
-    """A timed loop's result: nanoseconds of each part in run order, when each run ended, the blocks and the window.
+    """A timed loop's result: nanoseconds of each part by run, when each run ended, the blocks and the window.
 
-    `starts_ns` holds the start of each block if the process waited between them.
+    `starts_ns` contains the start of each block if the process waited between blocks.
     """
 
     values_ns: dict[str, "array[int]"]
@@ -57,11 +57,11 @@ def warm_up(step: Step, cap_s: float) -> WarmUp:
 def measure(
     step: Step, rule: StopRule, hold_s: float = 0.0, wait_for_turn: Callable[[], None] | None = None
 ) -> TimedLoop:
-    """Time runs until the rule says stop. Nothing else happens in the loop: no garbage collection, no output, no file.
+    """Time runs until the rule says stop, without anything else in the loop: no garbage collection, output or files.
 
-    The same load continues for `hold_s` before the first block and after the last, so that a slow energy counter has
-    values on both sides of the window. With `wait_for_turn`, another process runs before each block; the first runs
-    after that, at least one, are not counted.
+    The same load runs for `hold_s` before the first block and after the last, so that a slow energy counter has values
+    on both sides of the window. With `wait_for_turn`, a different process runs before each block; the first runs after
+    that, at least one, are not counted.
     """
 
     def begin() -> int:
@@ -71,7 +71,7 @@ def measure(
             _hold(step, LEAD_IN_S)
         return time.monotonic_ns()
 
-    scaled = msgspec.structs.replace(rule, min_block_s=rule.min_block_s / step.runs)  # one value covers several runs
+    scaled = msgspec.structs.replace(rule, min_block_s=rule.min_block_s / step.runs)  # a value is for several runs
     blocks = Blocks(scaled)
     values_ns: dict[str, array[int]] = {part: array("q") for part in step.parts}
     columns = list(values_ns.values())
@@ -108,7 +108,7 @@ def _hold(step: Step, seconds: float) -> None:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Disable the garbage collector while open."""
+    """Disable the garbage collector inside the block."""
     gc.collect()
     gc.disable()
     try:
@@ -118,7 +118,7 @@ def no_collection() -> Iterator[None]:
 
 
 def block_statistics(measured: TimedLoop) -> BlockStatistics:
-    """Return the blocks as stored in a record."""
+    """Return the blocks in the form stored in a record."""
     summary = measured.summary
     return BlockStatistics(
         count=summary.count,

@@ -1,4 +1,4 @@
-"""The user's metric of a variant's answers and of plain fp32's to the same items, with the drop's interval."""
+"""Computes the user's metric of a variant's and plain fp32's answers to the same items, with the drop's interval."""
 
 import copy
 import hashlib
@@ -28,13 +28,13 @@ from benchd.daemon.worker.workload import Workload
 from benchd.models.data import ImageSet
 
 MOST_DRAWS, FEWEST_DRAWS = 1000, 200
-DRAWING_S = 60.0  # time for as many draws as a slow metric allows, but never fewer than FEWEST_DRAWS
+DRAWING_S = 60.0  # time limit for the draws of a slow metric, of which there are at least FEWEST_DRAWS
 _PARAMETERS = 2
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric with its name and the function that judges answers by targets; `option` is the option that gave it."""
+    """A metric: its name, the function that compares answers with targets, and the `option` that named it."""
 
     name: str
     better: Literal["higher", "lower"]
@@ -74,7 +74,7 @@ def open_metric(text: str) -> Metric:
 
 
 def _needs_nothing(function: Any) -> bool:
-    """Return whether it can be called without arguments, like a function that returns a metric object."""
+    """Return whether the function can be called without arguments, like one that returns a metric object."""
     try:
         inspect.signature(function).bind()
     except (TypeError, ValueError):
@@ -101,7 +101,7 @@ def measure(
     job: Job,
     go_on: Callable[[int], None],
 ) -> Accuracy:
-    """Return the job's metric over `dataset`, whose items have targets; `reference` loads plain fp32.
+    """Return the job's metric on `dataset`, whose items have targets; `reference` loads plain fp32.
 
     `go_on` receives the progress in percent. Raises UsageError if the metric cannot judge the answers.
     """
@@ -109,7 +109,7 @@ def measure(
     asked = job.inputs.accuracy
     indices = dataset.spread(len(dataset) if asked == "full" else int(asked or 0))
     is_reference = job.case.variant == Variant()
-    share = 40 if is_reference else 20  # percent of the stage for the answers of one model
+    share = 40 if is_reference else 20  # percentage of the stage for one model's answers
     ours, targets, sha256 = _answers(workload, dataset, loaded, indices, job, lambda part: go_on(part * share // 100))
     value = metric.of(ours, targets)
     again = metric.of(ours, targets)
@@ -139,7 +139,7 @@ def measure(
 def _drawn(metric: Metric, ours: Any, theirs: Any, targets: Any, go_on: Callable[[int], None]) -> Any:
     """Yield the metric of both models on resampled items; a resample on which it is undefined is left out.
 
-    Raises UsageError if it is undefined on half of them.
+    Raises UsageError if it is undefined on half of the resamples.
     """
     draw, count, start = np.random.default_rng(0), MOST_DRAWS, time.monotonic()
     undefined = 0
@@ -150,7 +150,7 @@ def _drawn(metric: Metric, ours: Any, theirs: Any, targets: Any, go_on: Callable
         chosen = taken(targets, rows)
         try:
             yield (metric.of(taken(ours, rows), chosen), metric.of(taken(theirs, rows), chosen))
-        except UsageError:  # for example, this draw lacks a class
+        except UsageError:  # for example because this resample lacks a class
             undefined += 1
             if 2 * undefined > FEWEST_DRAWS:
                 raise
@@ -167,7 +167,7 @@ def _answers(
     job: Job,
     go_on: Callable[[int], None],
 ) -> tuple[Any, Any, str]:
-    """Return the answers to all items in the form that the model returns, the targets, and a hash of all data read."""
+    """Return the answers to all items, in the model's own form, the targets, and a hash of all data that was read."""
     size, digest = job.case.batch_size, hashlib.sha256()
     answers: list[Any] = []
     targets: list[Any] = []
@@ -192,13 +192,14 @@ class Items(list[Any]):
 
 
 def _restored(output: object) -> Any:
-    """Return a model's answer as CPU tensors, floats as float32, in dicts and lists rebuilt from their paths."""
+    """Return a model's answer as CPU tensors, with floats as float32, in dicts and lists rebuilt from the paths."""
     tree: dict[str, Any] = {}
     for path, value in tensors(output).items():
         inner, (*outer, last) = tree, path.replace("[", ".").replace("]", "").split(".")
         for name in outer:
             inner = inner.setdefault(name, {})
-        here = value.detach().to("cpu", copy=True)  # a runtime may write its next answer into the same memory
+        # copied, because a runtime may write its next answer to the same memory
+        here = value.detach().to("cpu", copy=True)
         inner[last] = here.float() if here.is_floating_point() else here
     return tree[ONLY] if list(tree) == [ONLY] else _with_lists(tree)
 
@@ -219,7 +220,7 @@ def _by_item(answer: Any, size: int) -> Any:
 
 
 def taken(answers: Any, rows: Sequence[int]) -> Any:
-    """Return the part of all answers or targets that belongs to these items."""
+    """Return the answers or targets that belong to these items."""
     if isinstance(answers, Items):
         return Items(answers[row] for row in rows)
     if isinstance(answers, dict):
@@ -232,7 +233,7 @@ def taken(answers: Any, rows: Sequence[int]) -> Any:
 
 
 def _joined(batches: Sequence[Any]) -> Any:
-    """Return the answers to batches as one answer to all items."""
+    """Return the answers to all batches as a single answer to all items."""
     first = batches[0]
     if isinstance(first, Items):
         return Items(item for batch in batches for item in batch)

@@ -1,10 +1,10 @@
-"""NeuroBench's metrics of one pass: memory, sparsity and synaptic operations of a spiking or ordinary net.
+"""Computes NeuroBench's metrics for one pass: memory, sparsity and synaptic operations of a spiking or ordinary net.
 
 They follow NeuroBench's definitions (Yik et al., The NeuroBench framework, 2025) and version 2.3 of its package:
-operations are counted for `Linear` and `Conv` layers without biases, excluding taps on padding, per sample; a call
-counts as accumulates if all its inputs are -1, 0 or 1, otherwise as multiply-accumulates. Unlike the package, a layer
-shared by two parents counts once, an unknown layer is listed instead of making every figure 0, and spikes of another
-height are counted separately.
+operations are counted for `Linear` and `Conv` layers without biases, excluding taps on padding, per sample; operations
+are accumulates if all inputs of the call are -1, 0 or 1, otherwise multiply-accumulates. Unlike in the package, a layer
+shared by two parents is counted once, an unknown layer is listed instead of making every figure 0, and spikes of a
+different height are counted separately.
 """
 
 from collections.abc import Callable, Iterable
@@ -70,14 +70,14 @@ def by_layer(module: nn.Module, run: Callable[[], object]) -> list[Sparsity]:
 
 
 def _layers(module: Any) -> list[tuple[nn.Module, Any]]:
-    """Return the module called for each layer of weights, and the layer: the same, except in a net that folds them."""
+    """Return each layer with weights and the module that is called for it, which differs only in a folded net."""
     if hasattr(module, "synapses"):
         return [(each.module, each.layer) for each in module.synapses()]
     return [(part, part) for part in module.modules() if isinstance(part, _LAYERS)]
 
 
 def _neurons(module: Any) -> Iterable[nn.Module]:
-    """Yield what activates: neurons and, as in NeuroBench, ReLU and Sigmoid."""
+    """Yield the activations: neurons and, as in NeuroBench, ReLU and Sigmoid."""
     own = {id(each) for each in module.neurons()} if hasattr(module, "neurons") else set()
     for part in module.modules():
         is_neuron = any(base.__name__ in _NEURONS for base in type(part).__mro__)
@@ -98,7 +98,7 @@ def _share_zero(weights: list[Tensor]) -> float | None:
 
 
 class _Pass:
-    """The counts from the hooks of one pass, summed over calls and samples."""
+    """The counts of one pass from its hooks, summed over calls and samples."""
 
     def __init__(self) -> None:
         self.zeros = self.numbers = self.updates = 0
@@ -125,12 +125,12 @@ class _Pass:
         return hook
 
     def begins(self, neuron: nn.Module, _: tuple[Any, ...]) -> None:
-        """Keep the membrane potential before a step."""
+        """Store the membrane potential before a step."""
         state = _state(neuron)
         self._before[neuron] = None if state is None else state.clone()
 
     def leaves(self, neuron: nn.Module, _: tuple[Any, ...], output: Any) -> None:
-        """Count a neuron's outputs and its potential updates: all at the first step, later those that changed."""
+        """Count a neuron's outputs and its updated potentials: all at the first step, later those that changed."""
         out = output[0] if isinstance(output, tuple) else output
         self.zeros += int((out == 0).sum())
         self.numbers += out.numel()

@@ -1,4 +1,4 @@
-"""How well a case fills the GPU, in separate runs after the timed ones: hardware counters, then a short trace."""
+"""Measures how well a case fills the GPU, in runs after the timed ones: hardware counters, then a short trace."""
 
 import tempfile
 import time
@@ -20,7 +20,8 @@ COUNTED_S = 1.0
 
 def measure(step: Step, uuid: str | None) -> Occupancy | str:
     """Return the three occupancies of a case on CUDA, or why there is none."""
-    counted, reason = _counted(step, uuid)  # before the trace: the profiler stays attached and slows every later launch
+    # counted before the trace, because the profiler stays attached and slows all later launches
+    counted, reason = _counted(step, uuid)
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         path = Path(folder) / "trace.json"
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
@@ -35,7 +36,7 @@ def measure(step: Step, uuid: str | None) -> Occupancy | str:
 
 
 def _counted(step: Step, uuid: str | None) -> tuple[float | None, str]:
-    """Return the hardware-counted share of warps over about a second of runs, including gaps, or why there is none."""
+    """Return the share of warps counted by hardware over about a second of runs, with gaps, or why there is none."""
     if uuid is None:
         return None, "the GPU's UUID is unknown"
     counters = Gpm(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")

@@ -1,4 +1,4 @@
-"""ONNX Runtime answers that are not tensors of numbers, such as those of ai.onnx.ml classifiers: strings and maps."""
+"""Converts ONNX Runtime answers other than tensors of numbers: strings and maps, as from ai.onnx.ml classifiers."""
 
 import zlib
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ def are_numbers(session: Any) -> bool:
 
 
 def numbers(value: Any) -> NDArray[Any]:
-    """Return an answer as numbers: a string as its hash, and maps, one per item, as (items, keys)."""
+    """Return an answer as numbers: strings as their hashes, and maps, one per item, as (items, keys)."""
     array: NDArray[Any] = np.array([list(_sorted(each)) for each in value]) if isinstance(value, list) else value
     if array.dtype.kind not in "OU":
         return array
@@ -24,5 +24,5 @@ def numbers(value: Any) -> NDArray[Any]:
 
 
 def _sorted(held: Mapping[Any, Any]) -> Iterator[Any]:
-    """Yield the values in the order of their keys, which are the same for all items."""
+    """Yield the values sorted by their keys, which are the same for all items."""
     return (held[key] for key in sorted(held))

@@ -1,4 +1,4 @@
-"""Which nodes of a file each ONNX Runtime node covers, from the graph that the runtime saves when it loads the file.
+"""Finds the nodes of a file that each ONNX Runtime node covers, from the graph that the runtime saves on loading.
 
 The runtime names a fused node after its last output or after one of the nodes, with a suffix for its own layout; a node
 inserted to change a layout has its own name and belongs to the node that reads it.
@@ -15,7 +15,7 @@ _PREFIX = re.compile(r"^(fused |Fused)")
 
 
 def covered(original: Path, optimised: Path) -> dict[str, list[str]]:
-    """Return the original nodes of each optimised one, by name; a node without a name has its first output's."""
+    """Return the original nodes of each optimised one, by name; an unnamed node is named after its first output."""
     before = onnx.load(str(original), load_external_data=False).graph.node
     after = onnx.load(str(optimised), load_external_data=False).graph.node
     names = {name_of(node) for node in before}
@@ -33,7 +33,7 @@ def covered(original: Path, optimised: Path) -> dict[str, list[str]]:
 
 
 def makers(path: Path) -> dict[str, str]:
-    """Return the name of the node that makes each tensor of a file, by the tensor's name."""
+    """Return the name of the node that computes each tensor of a file, by the tensor's name."""
     nodes = onnx.load(str(path), load_external_data=False).graph.node
     return {output: name_of(node) for node in nodes for output in node.output}
 
@@ -44,7 +44,7 @@ def name_of(node: onnx.NodeProto) -> str:
 
 
 def _anchor(name: str, names: set[str], producers: Mapping[str, onnx.NodeProto]) -> str | None:
-    """Return the original node that a name in the optimised graph refers to, None for a name made up by the runtime."""
+    """Return the original node meant by a name in the optimised graph, None for a name invented by the runtime."""
     plain = _SUFFIX.sub("", _PREFIX.sub("", name))
     if plain in names:
         return plain
@@ -58,7 +58,7 @@ def _with_operator(
     producers: Mapping[str, onnx.NodeProto],
     taken: set[str],
 ) -> list[str]:
-    """Return the anchors and the nodes back to the upstream node whose operator the fused one is named after."""
+    """Return the anchors and the nodes back to the upstream one after whose operator the fused node is named."""
     by_name = {name_of(node): node for node in before}
     kinds = {by_name[name].op_type for name in anchors}
     wanted = _PREFIX.sub("", operator)
@@ -68,10 +68,10 @@ def _with_operator(
         feeding = [name_of(producers[name]) for name in node.input if name in producers]
         upstream = next((name for name in feeding if name not in taken and name not in path), None)
         if upstream is None:
-            return anchors  # it was made from something else
+            return anchors  # the fused node was made from other nodes
         path.append(upstream)
         kinds.add(by_name[upstream].op_type)
-    return path[::-1]  # the one that it is named after first
+    return path[::-1]  # the upstream node first
 
 
 def _add_absorbed(
@@ -80,7 +80,7 @@ def _add_absorbed(
     producers: Mapping[str, onnx.NodeProto],
     taken: set[str],
 ) -> None:
-    """Assign each uncovered node to what covers the node that feeds it, else to what covers a node that it feeds."""
+    """Assign each uncovered node to the one that covers its input's node, else to one that covers a reader."""
     owner = {name: optimised for optimised, nodes in covers.items() for name in nodes}
     readers: dict[str, list[str]] = {}
     for node in before:
@@ -99,7 +99,7 @@ def _add_absorbed(
 
 
 def _add_inserted(covers: dict[str, list[str]], after: list[onnx.NodeProto]) -> None:
-    """Let a node inserted by the runtime cover what its reader covers, else what its input's node covers."""
+    """Let a node inserted by the runtime cover the same nodes as its reader, else as its input's node."""
     feeding = {output: node.name for node in after for output in node.output}
     reading: dict[str, list[str]] = {}
     for node in after:

@@ -1,4 +1,4 @@
-"""The operations that a module runs in torch, and the first one at which two runs diverge."""
+"""Records the operations that a module runs in torch, and finds the first one at which two runs diverge."""
 
 from collections.abc import Callable
 from difflib import SequenceMatcher
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-KEPT, KEPT_BYTES = 4096, 256 * 2**20  # results per run: matching two runs takes a second
+KEPT, KEPT_BYTES = 4096, 256 * 2**20  # maximum number and bytes of results per run: matching two runs takes a second
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -21,15 +21,15 @@ class Operation(NamedTuple):
     result: Tensor
 
     def __str__(self) -> str:
-        """Return its name, with the type of its result if that is half precision."""
+        """Return the operation's name, with the type of its result if that is half precision."""
         return f"`{self.name}`" + (f" in {str(self.dtype).removeprefix('torch.')}" if self.dtype in HALF else "")
 
 
 def parting(one: Callable[[], object], other: Callable[[], object], share: float) -> Operation | None:
-    """Return the operation of the first run from which on the other run's results differ; None if there is none.
+    """Return the operation of the first run from which on the results of the other run differ; None if there is none.
 
     Results differ by more than `share` of the largest. An operation that the other run lacks counts if it is in half
-    precision, or if results differ after it: number formats have kernels of their own.
+    precision, or if results differ after it, because number formats have different kernels.
     """
     first, second = _ran(one), _ran(other)
     names, others = ([(operation.name, operation.result.shape) for operation in side] for side in (first, second))
@@ -54,7 +54,7 @@ def _differ(one: Tensor, other: Tensor, share: float) -> bool:
 
 
 def _ran(run: Callable[[], object]) -> list[Operation]:
-    """Return the first operations of a run in order, as many as are kept."""
+    """Return the first operations of a run, in order, up to the number that is kept."""
     recorder = _Recorder()
     with recorder:
         run()
@@ -74,7 +74,7 @@ class _Recorder(TorchDispatchMode):
         output = function(*args, **kwargs or {})
         for value in tree_leaves(output):
             name = function.overloadpacket.__name__
-            if isinstance(value, Tensor) and name != "detach":  # it only passes an answer on
+            if isinstance(value, Tensor) and name != "detach":  # detach only passes an answer on
                 self._keep(name, value)
         return output
 

@@ -1,4 +1,4 @@
-"""Writes the files with which a variant is deployed: those its runtime reads, and golden inputs with their answers."""
+"""Writes the files to deploy for a variant: those that its runtime reads, and golden inputs with their answers."""
 
 import keyword
 import shutil
@@ -46,7 +46,7 @@ GOLDEN_ROWS = 8
 """The approximate number of golden inputs, in whole batches, at least two."""
 
 IMPORTED = {"benchd", "numpy", "safetensors", "torch"}
-"""What LOAD.md of a PyTorch variant imports besides the standard library."""
+"""The packages that a PyTorch variant's LOAD.md imports besides the standard library."""
 
 NIR = "net.nir"
 _NIR_CODE = """from pathlib import Path
@@ -79,7 +79,7 @@ def refuse(job: Job, workload: Workload, answer: Batch) -> None:
 
 
 def _refuse_name(name: str) -> None:
-    """Raise Unsupported if LOAD.md could not import a module with this name, or would import another one."""
+    """Raise Unsupported if LOAD.md could not import a module with this name, or would import a different one."""
     first, *_ = parts = name.split(".")
     if not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
         raise Unsupported(f"LOAD.md imports its code, and {name!r} cannot be a module's name: rename the file")
@@ -124,7 +124,7 @@ def _file(job: Job, workload: Workload, folder: Path) -> tuple[list[str], dict[s
 
 def _module(job: Job, workload: Workload, folder: Path) -> str:
     """Write the weights, a user module's code and anything compiled from it; return the entry that builds it."""
-    # as copies: safetensors rejects names that share memory
+    # copied, because safetensors rejects names that share memory
     apart = {name: value.detach().clone().contiguous() for name, value in _state(workload.source.module).items()}
     safetensors.torch.save_file(apart, folder / WEIGHTS)
     for name, path in workload.source.built.items():
@@ -147,21 +147,21 @@ def _nir(job: Job, own: UserNir, folder: Path) -> str:
 
 
 def _code(job: Job) -> dict[str, Path]:
-    """Return the files of a user's module by the names under which LOAD.md imports them; empty for another model."""
+    """Return the files of a user's module by the names under which LOAD.md imports them; empty for other models."""
     if not job.module or isinstance(job.module, UserNir):
         return {}
     return {**user_code.imported(job.module.package), job.module.name: user_module.file(job.module)}
 
 
 def _place(name: str, path: Path) -> Path:
-    """Return the path below `code/` from which a module's file, possibly compiled, is imported by this name."""
+    """Return the path below `code/` from which a module's file, possibly compiled, is imported under this name."""
     place = Path(*name.split("."))
     suffix = next((suffix for suffix in all_suffixes() if path.name.endswith(suffix)), ".py")
     return place / path.name if path.name.startswith("__init__.") else place.with_name(f"{place.name}{suffix}")
 
 
 def _state(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the module's weights; raise Unsupported for one that a file of tensors cannot store."""
+    """Return the module's weights; raise Unsupported if a file of tensors cannot store one of them."""
     state: dict[str, Any] = (module.module if isinstance(module, user_module.Named) else module).state_dict()
     odd = [name for name, value in state.items() if not isinstance(value, torch.Tensor) or value.is_quantized]
     if odd:
@@ -172,7 +172,7 @@ def _state(module: nn.Module) -> dict[str, torch.Tensor]:
 def _golden(
     job: Job, workload: Workload, loaded: Loaded, reads: list[str], called: Mapping[str, str], folder: Path
 ) -> tuple[list[Tensor], Golden]:
-    """Write the golden inputs with their answers; return the inputs, and how to compare the outputs."""
+    """Write the golden inputs with their answers; return the inputs, and the criteria for comparing the outputs."""
     size = job.case.batch_size
     batches = max(2, GOLDEN_ROWS // size)
     images = cycled(workload.images, batches * size)
@@ -200,7 +200,7 @@ def _golden(
 def _inputs(
     workload: Workload, loaded: Loaded, batch: Batch, rows: range, names: list[str], job: Job
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield each input by name as the runtime reads it; bfloat16 as float32, because numpy lacks it."""
+    """Yield each input by name in the runtime's form; bfloat16 as float32, because numpy lacks it."""
     random = uniforms(workload.plain, rows, batch, job.case.seed)
     given = [*values(batch), *random]
     if names:
@@ -212,7 +212,7 @@ def _inputs(
 
 
 def _paths(answers: Mapping[str, Any]) -> list[str]:
-    """Return the outputs' paths, with an output whose shape changes between batches listed once."""
+    """Return the paths of the outputs; an output whose shape changes between batches is listed once."""
     return list(dict.fromkeys(path.partition(OF_BATCH)[0] for path in answers))
 
 
@@ -222,7 +222,7 @@ def _named(answers: Answers, called: Mapping[str, str]) -> Answers:
 
 
 def _outputs(answer: Batch, called: Mapping[str, str]) -> list[Tensor]:
-    """Return the outputs with the runtime's types, from which the golden answers' types differ."""
+    """Return the outputs with the runtime's types, from which those of the golden answers differ."""
     return [
         Tensor(called.get(path, path), str(value.dtype).removeprefix("torch."), list(value.shape))
         for path, value in tensors(answer).items()
@@ -230,7 +230,7 @@ def _outputs(answer: Batch, called: Mapping[str, str]) -> list[Tensor]:
 
 
 def _preprocessing(workload: Workload) -> str:
-    """Return how an input is made: like the measured images, else by the model's transform, if either is known."""
+    """Describe how to make an input: like the measured images, else with the model's transform, if either is known."""
     if workload.dataset:
         return workload.dataset.preprocessing
     own = getattr(workload.plain, "preprocess", None)
@@ -238,7 +238,7 @@ def _preprocessing(workload: Workload) -> str:
 
 
 def _packages(job: Job, loaded: Loaded) -> dict[str, str]:
-    """Return the packages that the runtime needs, with their versions here."""
+    """Return the packages that the runtime needs, with the installed versions."""
     if job.case.variant.backend in FILE_BACKENDS:
         return {"numpy": version("numpy")} | backends.packages(job.case.variant, loaded)
     if job.case.variant.backend == "aoti":
@@ -255,6 +255,6 @@ def _imported_packages(code: Mapping[str, Path]) -> dict[str, str]:
     """Return the installed packages imported by these files, with their versions."""
     written = {name for path in code.values() if path.suffix == ".py" for name in user_python.imports(path)}
     names = (written & set(sys.modules)) - sys.stdlib_module_names - {name.partition(".")[0] for name in code}
-    known = packages_distributions()  # Python 3.10 omits packages that do not declare their names
+    known = packages_distributions()  # Python 3.10 omits packages that do not declare their top-level names
     packages = sorted(package for name in names for package in known.get(name, [name]))
     return {package: version for package in packages if (version := installed_version(package))}

@@ -1,4 +1,4 @@
-"""The peak memory of the timed section: this process's, and what it allocated on the GPU."""
+"""The peak memory of the timed section: that of this process, and its allocations on the GPU."""
 
 import ctypes
 from contextlib import suppress
@@ -13,10 +13,10 @@ from benchd.daemon.worker.backends import Loaded
 
 
 def forget(device: torch.device) -> bool:
-    """Free the memory of building and checking and reset the peaks; return whether the kernel resets the process's."""
+    """Free the memory of build and check, and reset the peaks; return whether the kernel reset the process's."""
     ctypes.CDLL(None).malloc_trim(0)
     if device.type == "cuda":
-        with suppress(RuntimeError):  # torch up to 2.12 believes that a failed capture is still in progress
+        with suppress(RuntimeError):  # torch up to 2.12 assumes that a failed capture is still in progress
             torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     try:
@@ -27,13 +27,13 @@ def forget(device: torch.device) -> bool:
 
 
 def resident() -> int:
-    """Return the peak resident bytes since `forget`, or since the start if the kernel cannot reset it."""
+    """Return the peak of resident bytes since `forget`, or since the start if the kernel cannot reset it."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 def take(job: Job, loaded: Loaded, outcome: Outcome) -> None:
-    """Write the peaks into the outcome, or why the GPU's is missing."""
+    """Store the peaks in the outcome, or the reason why the GPU's is missing."""
     peak, most = _device_peak(job, loaded), resident()
     if isinstance(peak, str):
         outcome.missing["memory.device_peak_bytes"] = peak
@@ -50,7 +50,7 @@ def _device_peak(job: Job, loaded: Loaded) -> int | str | None:
         return None
     if counted_by_driver(job):
         return loaded.taken
-    if job.case.variant.backend == "cudagraph":  # a graph's memory was allocated during capture
+    if job.case.variant.backend == "cudagraph":  # a graph's memory is allocated during the capture
         return torch.cuda.max_memory_reserved()
     return torch.cuda.max_memory_allocated()
 

@@ -1,8 +1,8 @@
-"""The device's peak rates in the measuring process: bytes copied, FLOPs and exponentials per second.
+"""Measures the device's peak rates in the measuring process: bytes copied, FLOPs and exponentials per second.
 
-Probes follow the timed section and the audit of its answers, so that they see its clocks and threads and disturb
-nothing. Each rate is the best of the runs that fit a small budget, in the fastest of several forms, which is recorded:
-a roofline needs what the device can do, not what it does on average or in an ordinary program.
+Probes follow the timed section and the audit of its answers, so that they have the same clocks and threads and do not
+disturb it. Each rate is the best of the runs that fit a small budget, in the fastest of several forms, which is
+recorded: a roofline requires the device's maximum, not its average or that of an ordinary program.
 """
 
 import ctypes
@@ -23,17 +23,17 @@ from benchd.kernels import compiler
 from benchd.kernels.dispatch import Unavailable
 
 BUDGET_S = 0.03
-MIN_RUNS = 8  # on a busy machine, both of two runs may be slow
-COPY_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}  # just larger than the caches, because fresh pages take time
+MIN_RUNS = 8  # on a busy machine, several runs may be slow
+COPY_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}  # only just larger than the caches, because fresh pages take time
 MATRIX_SIDES = (256, 512, 1024, 2048, 4096, 8192)
 CHAIN_STEPS = 512
-CHAIN_WIDTH = 1024  # per CPU thread: 4 KB
-CHAIN_NUMBERS_CUDA = 2**21  # one wave of the largest GPU
+CHAIN_WIDTH = 1024  # numbers per CPU thread: 4 KB
+CHAIN_NUMBERS_CUDA = 2**21  # numbers in one wave on the largest GPU
 C_SOURCE = Path(__file__).with_name("probes.c")
 CHAINS: dict[ExponentialsBy, str] = {"c": "chain_by_bits", "c_avx512": "chain_by_scale"}
 ROUGH_CHAINS: dict[ExponentialsBy, str] = {"c_half": "rough_chain_by_bits", "c_avx512_half": "rough_chain_by_scale"}
 _CPU = torch.device("cpu")
-TORCH_NUMBERS = 2**18  # fits the L2 cache, and is enough for every thread
+TORCH_NUMBERS = 2**18  # fits into the L2 cache, and is enough for all threads
 
 LINE_BYTES = 64
 
@@ -42,7 +42,7 @@ Form = TypeVar("Form", BytesBy, ExponentialsBy)
 
 
 def probe(device: torch.device, precision: Precision) -> Probes:
-    """Return the rates for a case in this precision; takes 0.2 to 0.3 s on two cores."""
+    """Return the rates for a case in this precision; this takes 0.2 to 0.3 s on two cores."""
     matrix_flops_per_s, dtype = matrix_rate(device, precision)
     copy_bytes_per_s, copy_by = byte_rate(device)
     exponentials_per_s, by = exponential_rate(device, precision)
@@ -62,14 +62,14 @@ def cache_bytes(device: torch.device, root: Path = Path("/")) -> int | None:
     if device.type == "cuda":
         return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)) or None
     caches = (root / "sys/devices/system/cpu/cpu0/cache").glob("index*")
-    sizes = [sysfs.text(path / "size") or "" for path in caches]  # hidden by the kernels of some Arm boards
+    sizes = [sysfs.text(path / "size") or "" for path in caches]  # some Arm boards' kernels hide the sizes
     return max((1024 * int(size.removesuffix("K")) for size in sizes if size.endswith("K")), default=None)
 
 
 def byte_rate(device: torch.device) -> tuple[float, BytesBy]:
-    """Return the bytes per second between the device and its memory in the fastest form, and the form.
+    """Return the bytes per second between the device and its memory in the fastest form, and that form.
 
-    A copy counts both the bytes read and the bytes written.
+    For a copy, both the bytes read and the bytes written are counted.
     """
     source = torch.ones(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -99,7 +99,7 @@ def _fastest(rates: Mapping[Form, float]) -> tuple[float, Form]:
 
 
 def matrix_rate(device: torch.device, precision: Precision) -> tuple[float, torch.dtype]:
-    """Return the FLOP/s of torch.mm or a convolution, and the dtype: the case's, or float32 if faster.
+    """Return the FLOP/s of torch.mm or a convolution, and the dtype: the case's, or float32 if that is faster.
 
     On a CPU without half-precision instructions, converting to float32 is far faster than multiplying in half
     precision, and the convolution library may be a fifth faster than the matrix product.
@@ -111,7 +111,7 @@ def matrix_rate(device: torch.device, precision: Precision) -> tuple[float, torc
 
 
 def _products(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the best rate over growing square matrices, up to the largest whose runs fit the budget."""
+    """Return the best rate for square matrices of increasing size, up to the largest whose runs fit the budget."""
     best = 0.0
     for side in MATRIX_SIDES:
         left, right = torch.randn(2, side, side, device=device).to(dtype)
@@ -132,9 +132,9 @@ def _convolution(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def exponential_rate(device: torch.device, precision: Precision) -> tuple[float, ExponentialsBy]:
-    """Return the exponentials per second of the fastest form on this machine, and the form.
+    """Return the exponentials per second of the fastest form on this machine, and that form.
 
-    For half precision, the forms include those whose error is below its rounding.
+    For half precision, forms whose error is below the rounding are included.
     """
     forms: dict[ExponentialsBy, Callable[[torch.device], tuple[Run, int]]] = {"torch": _by_torch}
     if device.type == "cuda":
@@ -175,7 +175,7 @@ def _by_triton(device: torch.device) -> tuple[Run, int]:
 
 
 def _rate(run: Run, work: int, device: torch.device) -> float:
-    """Return `work` divided by the shortest of the runs that fit the budget, at least MIN_RUNS, after a warm-up run."""
+    """Return `work` divided by the shortest time of at least MIN_RUNS runs within the budget, after a warm-up."""
     run()
     end = time.monotonic() + BUDGET_S
     seconds: list[float] = []
@@ -190,7 +190,7 @@ def _seconds(run: Run, device: torch.device) -> float:
         run()
         return (time.monotonic_ns() - start_ns) / 1e9
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    run()  # otherwise the latency of a launch to an idle GPU would count
+    run()  # otherwise the latency of a launch on an idle GPU would be included
     start.record()
     run()
     end.record()

@@ -7,7 +7,7 @@ import triton.language as tl
 BLOCK, WARPS = 1024, 4
 
 
-# compiled from its source, not called: pointers and block sizes have no Python types
+# this source is compiled, not called: pointers and block sizes have no Python types
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _exp2_chain_kernel(x_ptr, steps, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     own = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -1,4 +1,4 @@
-"""What one process does with its case: its job's recipe, composed of the same stages in order."""
+"""Runs a process's case according to the job's recipe; recipes combine the same stages, in the same order."""
 
 import time
 from collections.abc import Callable
@@ -37,7 +37,7 @@ DEVICE_PARTS_S = 1.0
 
 
 def run(job: Job, stages: StageClock, outcome: Outcome) -> None:
-    """Follow the job's recipe, writing each result into `outcome`, so that a later error loses nothing."""
+    """Follow the job's recipe, storing each result in `outcome`, so that later errors do not lose it."""
     _RECIPES[type(job.recipe)](job.recipe, job, stages, outcome)
 
 
@@ -52,7 +52,7 @@ def measure(recipe: Measure, job: Job, stages: StageClock, outcome: Outcome) -> 
     met = scenario.time(ready)
     if scenario.is_cold:
         return
-    stages.keep(outcome)  # a later failure loses no times
+    stages.keep(outcome)  # so that a later failure does not lose the times
     stages.enter("probe")
     if scenario.is_inference:
         _device_parts(ready)
@@ -62,7 +62,7 @@ def measure(recipe: Measure, job: Job, stages: StageClock, outcome: Outcome) -> 
         _probed(ready)
     _repeated(ready, met)
     if not scenario.is_paused:
-        _occupied(ready)  # at the end: its profiler stays attached and slows every later launch
+        _occupied(ready)  # last, because its profiler stays attached and slows all later launches
 
 
 def _counted(model: Built, job: Job, outcome: Outcome) -> None:
@@ -74,7 +74,7 @@ def _counted(model: Built, job: Job, outcome: Outcome) -> None:
     if (is_own or shows_codes(plain)) and not job.onnx:
         try:
             outcome.neurobench = neurobench.measure(plain, example)
-        except Exception as error:  # hooks may break anything in the user's code: only these metrics are lost
+        except Exception as error:  # hooks may break anything in the user's code; only these metrics are lost
             outcome.missing["neurobench"] = f"{type(error).__name__}: {error}"
 
 
@@ -109,14 +109,14 @@ def accompany(recipe: Accompany, job: Job, stages: StageClock, outcome: Outcome)
     ready.forget_peaks()
     step = scenarios.of(job.case.scenario).step(ready, ready.models[0])
     with warmed_up(ready, [step]), accompanying.until_sigterm() as is_over:
-        stages.enter("measure")  # tells the supervisor that it is running
+        stages.enter("measure")  # reports to the supervisor that the neighbour is running
         values_ns = accompanying.accompany(step, recipe.rate_hz, is_over)
     stages.leave()
     ready.write_raw(values_ns)
 
 
 def pack(recipe: Pack, job: Job, stages: StageClock, outcome: Outcome) -> None:
-    """Write the files with which the variant is deployed."""
+    """Write the files needed to deploy the variant."""
     model = built(job, stages, outcome)
     packing.refuse(job, model.workload, model.first)
     checked(model, job, stages, outcome)
@@ -146,7 +146,7 @@ def checked(model: Built, job: Job, stages: StageClock, outcome: Outcome) -> Run
         _accuracy(model, job, stages, outcome)
     outcome.threads = (
         outcome.runtime and outcome.runtime.threads
-    ) or torch.get_num_threads()  # a forward pass may set its own
+    ) or torch.get_num_threads()  # read here, because a forward pass may set its own number of threads
     return Run(job, stages, outcome, model.models, model.pool, expected, workload.camera, model.first_ended_ns)
 
 
@@ -173,7 +173,7 @@ def _accuracy(model: Built, job: Job, stages: StageClock, outcome: Outcome) -> N
 
 
 def _timed(ready: Run, recipe: Compare) -> None:
-    """Time the runs as the scenario requires, and nothing that a comparison does not use."""
+    """Time the runs as the scenario requires, skipping what a comparison does not use."""
     scenario = scenarios.of(ready.job.case.scenario)
     if recipe.one_input:
         del ready.pool[1:]
@@ -191,7 +191,7 @@ def _timed(ready: Run, recipe: Compare) -> None:
 
 
 def _divided(ready: Run) -> None:
-    """Profile the layers; if a runtime refuses, only the profile is missing."""
+    """Profile the layers; if a runtime refuses, only that profile is missing."""
     outcome = ready.outcome
     try:
         layers = layer_times.measure(ready.models[0], ready.pool[0])
@@ -212,14 +212,15 @@ def _device_parts(ready: Run) -> None:
     values: list[tuple[int, ...]] = []
     end = time.monotonic() + DEVICE_PARTS_S
     with torch.inference_mode():
-        while len(values) < 2 or time.monotonic() < end:  # each may take seconds with a large batch
+        # limited by time, because each run may take seconds with a large batch
+        while len(values) < 2 or time.monotonic() < end:
             values.append(step(len(values)))
     columns = zip(step.parts, zip(*values, strict=True), strict=True)
     ready.outcome.process.parts |= {part: timings.part_timing(column) for part, column in columns}
 
 
 def _probed(ready: Run) -> None:
-    """Probe the device's rates and keep them; if that fails, only the floor is missing."""
+    """Probe the device's rates and store them; if that fails, only the floor is missing."""
     outcome = ready.outcome
     try:
         outcome.process.probes = probes.probe(ready.models[0].device, ready.job.case.variant.precision)
@@ -229,9 +230,9 @@ def _probed(ready: Run) -> None:
 
 
 def _repeated(ready: Run, met: list[int]) -> None:
-    """Flag an inference variant that answers a repeated input faster, in separate runs.
+    """Flag a variant that answers repeated inputs faster, as found in separate runs; for inference only.
 
-    If the test fails, only its result is missing, as a flag says.
+    If the test fails, only its result is missing, which a flag indicates.
     """
     outcome = ready.outcome
     if ready.job.case.direction == "training" or outcome.process.timing is None:

@@ -1,4 +1,4 @@
-"""A user's own inputs: the arrays in a file or the items that a function yields, with any targets among them."""
+"""A user's own inputs: the arrays in a file, or the items that a function yields, with any targets among them."""
 
 import hashlib
 import re
@@ -30,16 +30,16 @@ TARGETS = "targets"
 """The name of the array with one target per item."""
 
 _UNNAMED = re.compile(r"^arr_(\d+)$")  # numpy's names for unnamed arrays
-_MEMORY_SHARE = 0.5  # a function may yield without end
+_MEMORY_SHARE = 0.5  # limit as a share of memory, because a function may yield endlessly
 
 
 @dataclass(frozen=True)
 class Samples:
     """All items of a file or a function.
 
-    `inputs` maps each name to (N, ...), or to one value without N that all items share; the name of a single input is
-    "". `targets` has one target per item, or none. Items of different lengths are zero-padded, and `lengths` (N,) holds
-    their lengths.
+    `inputs` maps each name to (N, ...), or to a single value, without N, that all items share; the name of an only
+    input is "". `targets` has one target per item, or none. Items of different lengths are zero-padded, and `lengths`
+    (N,) contains their lengths.
     """
 
     spec: str
@@ -92,9 +92,9 @@ class Samples:
         ]
 
     def read_by(self, specs: Sequence[InputSpec]) -> tuple["Samples", list[InputSpec]]:
-        """Return the items as a model with these inputs reads them, and the inputs completed by what the items show.
+        """Return the items as read by a model with these inputs, and the inputs with details filled in from the items.
 
-        Raises UsageError for an input without items, and for items that the input's type or shape does not fit.
+        Raises UsageError for an input without items, and for items that do not fit the input's type or shape.
         """
         names = [spec.name or str(place) for place, spec in enumerate(specs)]
         given, lengths = self.inputs, self.lengths

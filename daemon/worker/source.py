@@ -1,4 +1,4 @@
-"""A backend's input: the built module, or a file made from it, taken from a store or exported now."""
+"""A backend's input: the built module, or a file made from it, which is taken from a store or exported."""
 
 import copy
 import hashlib
@@ -24,14 +24,15 @@ from benchd.exporters.calibrated import CannotQuantise, Quantised, refuse_few
 from benchd.exporters.files import ONLY_OUTPUT, QuantisedFor, Target
 
 STORE_BYTES = 8 * 2**30
-_IN_TORCH = ("torch", "torchvision", "timm", "torchao")  # whose versions affect the ranges that torchao finds
+_IN_TORCH = ("torch", "torchvision", "timm", "torchao")  # packages whose versions affect torchao's ranges
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The images that an int8 file is calibrated with, their description, and a digest of each.
+    """The images with which an int8 file is calibrated, their description, and a digest of each.
 
-    `is_asked` means that the command line gave them: otherwise a given file may have been calibrated with any.
+    `is_asked` is set if the command line specified them: otherwise, a given file may have been calibrated with any
+    images.
     """
 
     images: Batch
@@ -44,15 +45,15 @@ class Calibration:
 class Source:
     """A module in float32 on the CPU, some of its images, and the store of files made from it.
 
-    `model`, `options`, `weights_sha256` and `scope` identify its files; `scope` holds other dependencies of a user's
+    `model`, `options`, `weights_sha256` and `scope` identify its files; `scope` contains other dependencies of a user's
     module, and the run after which its files are not reused. `given` is a read-only store. `own` is the user's ONNX
     file, which replaces any export, and `is_own` is set if the module is the user's or a library's, whose answer may
     have any structure; `input_name` is the user's name for its only input, if any. `provider` is ONNX Runtime's, None
     for the device's default. `dla` is the core that TensorRT uses, None for the GPU alone, and `build_limit_s` the time
     limit of its builds. `calibration` returns the images for an int8 file, or raises Unsupported. `used` lists the
-    opened files, and `calibrated` the digests of the images that they were calibrated with. `engine` is a TensorRT plan
-    or an AOTInductor package to load instead of building one, and `built` maps the file names in a shipped folder to
-    what was loaded and to the kernel timings of its build. `kernels` is the kind of kernels that the module uses.
+    opened files, and `calibrated` the digests of their calibration images. `engine` is a TensorRT plan or an
+    AOTInductor package to load instead of building one, and `built` maps the file names in a shipped folder to the
+    loaded files and the kernel timings of the build. `kernels` is the kind of kernels that the module uses.
     """
 
     module: nn.Module
@@ -86,22 +87,22 @@ class Source:
 
     @property
     def encode(self) -> Callable[[Tensor, Tensor | None], Tensor] | None:
-        """Return what draws a file's random input for images, None if the file takes the module's own inputs."""
+        """Return the function that draws a file's random input for images, None if it takes the module's inputs."""
         return None if self.is_own else getattr(self.module, "encode", None)
 
     def inputs(self, *given: Tensor) -> list[Tensor]:
-        """Return a file's inputs: those given, encoded if the module draws random numbers."""
+        """Return a file's inputs: the given ones, encoded if the module draws random numbers."""
         return [self.encode(given[0], given[1] if given[1:] else None)] if self.encode else list(given)
 
     def for_runs(self) -> "Source":
-        """Return what the runs of a file need: no images, and no module unless it draws their random input."""
+        """Return the source as needed by runs of a file: without images and, unless it draws random input, module."""
         module = self.module if self.encode else nn.Module()
         return replace(self, module=module, images=self.images[:0].clone(), calibration=None)
 
     def onnx(self, precision: Precision, batch: int, target: Target) -> Artifact:
-        """Return the ONNX file for this target: the user's, a given one, one exported before, or one exported now.
+        """Return the ONNX file for this target: the user's, a given one, or one that was or is now exported.
 
-        Raises Unsupported if there is none and none can be made, and the errors of the store and the exporter.
+        Raises Unsupported if there is no file and none can be made, and the errors of the store and the exporter.
         """
         wanted = (precision, batch, target)
         if wanted not in self._opened:
@@ -111,7 +112,7 @@ class Source:
         return self._opened[wanted]
 
     def _note(self, artifact: Artifact, start: float) -> None:
-        """Record the opened file and what it was calibrated with."""
+        """Record the opened file and its calibration images."""
         self.used.append(_facts(artifact, time.monotonic() - start))
         self.calibrated.update(artifact.metadata.measured.get("calibration_images", []))
 
@@ -145,10 +146,10 @@ class Source:
         form: files.Form | None,
         made_for: QuantisedFor,
     ) -> Artifact | None:
-        """Return the newest file in the given store, preferably for this batch, else for any batch; None if absent.
+        """Return the newest file in the given store, preferably for this batch size, else for any; None if absent.
 
-        A file made by other versions of torch or the exporter is accepted; a file made by other code of benchd is not.
-        The store's notes report both.
+        A file made by different versions of torch or the exporter is accepted; one made by different code of benchd is
+        not. The store's notes report both.
         """
         held = sorted(store.list(), key=lambda artifact: artifact.metadata.made_at, reverse=True)
         wanted = [self._facts(precision, size, form) for size in (batch, None)]
@@ -169,9 +170,9 @@ class Source:
     def export(
         self, precision: files.Precision, batch: int | None, form: files.Form | None, made_for: QuantisedFor = "cpu"
     ) -> Artifact:
-        """Return the file of this form, exported now if it is not in the store; a `batch` of None means a dynamic one.
+        """Return the file with this form, exporting it if it is not in the store; None means a dynamic `batch`.
 
-        `made_for` is the runtime of an int8 file.
+        `made_for` is the target of an int8 file.
         """
         if precision == "int8":
             return self.quantise(batch, form, made_for)
@@ -179,7 +180,7 @@ class Source:
         return self.store.produce(key_of(facts), facts, lambda path: self._export(path, facts, batch))
 
     def quantise(self, batch: int | None, form: files.Form | None, made_for: QuantisedFor) -> Artifact:
-        """Return the int8 file, made now from the float32 one and the calibration images if it is not in the store."""
+        """Return the int8 file, made from the float32 one and the calibration images if it is not in the store."""
         calibration = self._calibration()
         facts = self._facts("int8", batch, form) | self._int8_facts(calibration, made_for)
         return self.store.produce(
@@ -224,7 +225,7 @@ class Source:
         return _measured(quantisation, calibration, start) | {"outputs": paths(base)}
 
     def ranges(self, batch: int, calibrate: Callable[[Path, list[list[Tensor]]], Quantised]) -> Artifact:
-        """Return the file of torchao's ranges, which `calibrate` writes now if it is not in the store.
+        """Return the file with torchao's ranges, which `calibrate` writes if it is not in the store.
 
         `calibrate` gets the calibration images in batches of `batch`. Raises Unsupported and CannotQuantise.
         """
@@ -296,7 +297,7 @@ class Source:
 
 
 def paths(artifact: Artifact) -> dict[str, str]:
-    """Return the path in the model's answer for each of a file's outputs by name, in the file's order."""
+    """Return each output's path in the model's answer, by its name in the file and in the file's order."""
     known: dict[str, str] = artifact.metadata.measured.get("outputs", {})
     if known:
         return known
@@ -313,7 +314,7 @@ def answer(outputs: Mapping[str, Tensor], paths: Mapping[str, str]) -> Batch:
 
 
 def _batches(calibration: Calibration, size: int) -> Iterator[list[Tensor]]:
-    """Yield the inputs in whole batches, the last one completed with the first images; raise CannotQuantise for few."""
+    """Yield the inputs in whole batches, repeating the first images in the last one; raise CannotQuantise for few."""
     images = calibration.images
     refuse_few([part.numpy() for part in leading(images)], calibration.source)
     for start in range(0, len(images), size):
@@ -321,7 +322,7 @@ def _batches(calibration: Calibration, size: int) -> Iterator[list[Tensor]]:
 
 
 def _measured(quantisation: Quantised, calibration: Calibration, start: float) -> dict[str, Any]:
-    """Return what the store keeps about an int8 file."""
+    """Return the measurements that the store keeps with an int8 file."""
     return {
         "nodes": quantisation.nodes,
         "export_s": time.monotonic() - start,
@@ -332,7 +333,7 @@ def _measured(quantisation: Quantised, calibration: Calibration, start: float) -
 
 
 def _shared(facts: Mapping[str, Any], but: Sequence[str] = ("versions",)) -> dict[str, Any]:
-    """Return the facts that a file made elsewhere must match: all except the versions that made it."""
+    """Return the facts that a file made elsewhere must match: all except the versions with which it was made."""
     return {name: value for name, value in facts.items() if name not in but}
 
 
@@ -344,7 +345,7 @@ def _other_versions(artifact: Artifact, facts: Mapping[str, Any]) -> Iterator[st
 
 
 def _of_other_code(held: Sequence[Artifact], wanted: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a line for the newest file that is unusable only because other code of benchd exported it."""
+    """Yield a line for the newest file that is unusable only because different code of benchd exported it."""
     makers = ("versions", "code_sha256")
     asked = [_shared(facts, makers) for facts in wanted]
     alike = [artifact for artifact in held if _shared(artifact.metadata.facts, makers) in asked]

@@ -1,6 +1,6 @@
-"""One timed step of each kind: the work of a run, and the parts of its time.
+"""One kind of timed step per class: the work of a run, and the parts of its time.
 
-A step takes the run number and returns nanoseconds, one value per part; the statistics are those of the first part.
+A step takes the run number and returns nanoseconds, one value per part; statistics are those of the first part.
 """
 
 import random
@@ -29,16 +29,16 @@ from benchd.daemon.worker.structures import (
 
 KNOWN_SHARE = 0.5
 NO_RUN = -1
-"""The nanoseconds of a part that does not include this run."""
+"""The value, in place of nanoseconds, of a part that a run does not have."""
 
 SAMPLE_BYTES, SAMPLE_ANSWERS = 8 * 2**20, 256
 
 
 class AuditSample:
-    """Randomly drawn runs for an audit, and their answers: any run of the section may be drawn.
+    """Randomly drawn runs for an audit, and their answers; any run in the timed section may be drawn.
 
     They are random because faults are periodic: a buffer that is reused too early may show in every second or tenth
-    run. `met` holds the numbers of all batches that were run, in order of first use.
+    run. `met` contains the numbers of all batches that were run, in order of first use.
     """
 
     def __init__(self, known: Sequence[int] = ()) -> None:
@@ -58,7 +58,7 @@ class AuditSample:
         return self._lots.random() < 1 / 2
 
     def keep(self, place: int, answer: Batch) -> None:
-        """Keep a copy of the answer to a known batch, or drop it; the next run may overwrite its memory."""
+        """Store a copy of the answer to a known batch, or drop it; the next run may overwrite its memory."""
         if place not in self._known:
             return
         self._seen += 1
@@ -76,7 +76,7 @@ class AuditSample:
 class Step(Protocol):
     """One run of the case; `runs` is the number of inferences per call.
 
-    `sample` holds the answers to some of the batches with known correct answers.
+    `sample` contains the answers to some of the batches whose correct answers are known.
     """
 
     parts: tuple[str, ...]
@@ -89,7 +89,7 @@ class Step(Protocol):
 
 
 def batches(images: Batch, batch_size: int, loaded: Loaded) -> list[Batch]:
-    """Return the pool as batches in host memory, in the model's input type; pinned if a GPU copies them."""
+    """Return the pool as batches in host memory, in the model's input type, pinned if a GPU copies them."""
     count = max(1, len(images) // batch_size) * batch_size
     whole = images[:count] if count <= len(images) else cycled(images, count)
     whole = cast(whole, loaded.dtype)
@@ -110,14 +110,14 @@ def bound(pool: Sequence[Batch], loaded: Loaded) -> Sequence[Batch]:
 
 
 def uniform(loaded: Loaded, answer: object) -> Loaded:
-    """Return the model in the form that steps run: an answer with its own structure becomes tensors by path."""
+    """Return the model in the form used by steps, in which a structured answer becomes tensors by path."""
     return loaded if isinstance(answer, Batch) else replace(loaded, run=by_path(loaded.run))
 
 
 class SingleInference:
-    """One inference, from input on the host to output on the host, synchronised; inputs rotate through the pool.
+    """One synchronised inference, from input on the host to output on the host; inputs rotate through the pool.
 
-    About half of the runs, at random, take one of the `known` batches, whose correct answers are known.
+    About half of the runs, at random, use one of the `known` batches, whose correct answers are known.
     """
 
     parts: tuple[str, ...] = ("total",)
@@ -140,7 +140,7 @@ class SingleInference:
 
 
 class ByLength(SingleInference):
-    """One inference, also timed for its length class (up to 16, 32, 64 and so on); the other classes get -1."""
+    """One inference, also timed for its length class (up to 16, 32, 64 and so on); all other classes get -1."""
 
     def __init__(self, loaded: Loaded, pool: Sequence[Batch], known: Sequence[int] = ()) -> None:
         super().__init__(loaded, pool, known)
@@ -171,7 +171,7 @@ class Training:
         self._module, self._device, self._pool = module.train(), device, pool
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._targets = torch.Generator().manual_seed(seed)
-        self.sample = AuditSample()  # a loss has no reference
+        self.sample = AuditSample()  # stays empty, because a loss has no reference
 
     def __call__(self, index: int) -> tuple[int, ...]:
         """Return the nanoseconds of the whole step, of the forward pass and of the backward pass."""
@@ -185,7 +185,7 @@ class Training:
         return end - start, middle - start, end - middle
 
     def _loss(self, images: Batch) -> Tensor:
-        if not self._parameters:  # nothing to train: the input gets the gradient, as in a microbenchmark
+        if not self._parameters:  # without parameters, the input gets the gradient, as in a microbenchmark
             images = each(images, to_train)
         scores = first_scores(self._module(*values(images)))
         targets = torch.randint(scores.shape[1], (len(scores),), generator=self._targets)
@@ -199,13 +199,13 @@ def now(device: torch.device) -> int:
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until the device has finished its work; on a CPU every call is already synchronous."""
+    """Wait until the device has finished its work; on a CPU, every call is synchronous."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 class DeviceParts:
-    """The parts of a GPU inference by CUDA events: copy in, compute, copy out, and the host's enqueueing."""
+    """The parts of a GPU inference, timed by CUDA events: copy in, compute, copy out, and the host's enqueueing."""
 
     parts: tuple[str, ...] = ("compute", "h2d", "d2h", "enqueue")
     runs: int = 1

@@ -1,4 +1,4 @@
-"""Several streams of one model: threads of one process that run at the same time, the first being the main thread."""
+"""Runs several streams of a model at the same time, in threads of one process; the first is the main thread."""
 
 import math
 import time
@@ -26,9 +26,9 @@ T = TypeVar("T")
 
 
 class Streams:
-    """A step for each stream, run in `mode`; on a GPU, each thread launches on its own CUDA stream.
+    """A step for each stream, run in `mode`; on a GPU, each thread launches on a separate CUDA stream.
 
-    The threads live as long as this is open, because libraries keep threads and memory for each thread that calls them.
+    The threads live until this is closed, because libraries keep threads and memory for each thread that calls them.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Streams:
         self._opened.close()
 
     def together(self, work: Callable[[Step], T]) -> list[T]:
-        """Run `work` with the step of every stream at once and return the results; raise the first error."""
+        """Run `work` with all streams' steps simultaneously and return the results; raise the first error."""
         beside = zip(self._threads, self.steps[1:], self._cuda[1:], strict=True)
         others = [thread.submit(self._run, work, step, stream) for thread, step, stream in beside]
         try:
@@ -63,11 +63,11 @@ class Streams:
 def back_to_back(
     streams: Streams, rule: StopRule, hold_s: float
 ) -> tuple[TimedLoop, "list[array[int]]", "array[int]", float]:
-    """Time the first stream until the rule says stop, while the others run without pauses too.
+    """Time the first stream until the rule says stop, while the others also run without pauses.
 
-    Return the first stream's result, with estimate and block medians over all streams; each stream's runs that are
-    inside its window; the runs of all streams in the order of their ends; and the number of runs in the window, with
-    those at its edges counted by their share inside.
+    Return the first stream's result, with estimate and block medians over all streams; each stream's runs inside the
+    window; the runs of all streams in the order of their ends; and the number of runs in the window, where runs at its
+    edges count by their share inside.
     """
     is_over = Event()
     measured: list[TimedLoop] = []
@@ -95,7 +95,7 @@ def back_to_back(
 
 
 def _block_medians(bounds_ns: Sequence[int], runs: Sequence[tuple[int, int]]) -> list[float]:
-    """Return the median of the runs that end in each block, at least the first stream's last run."""
+    """Return the median of the runs that end in each block, which include at least the first stream's last run."""
     ended_ns = [end for end, _ in runs]
     places = [bisect_right(ended_ns, bound) for bound in bounds_ns]
     return [median([value for _, value in runs[start:end]]) for start, end in pairwise(places)]

@@ -1,4 +1,4 @@
-"""Inputs and outputs of any structure as named tensors, which are what is copied, bound and compared."""
+"""Represents inputs and outputs of any structure as named tensors, which can be copied, bound and compared."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,9 +23,9 @@ OF_BATCH = " of batch "  # precedes the batch number in the path of an output wh
 class Tensors:
     """Tensors that belong together: the inputs of a batch by name, or a model's answer by path.
 
-    Its methods apply Tensor's method of the same name to each tensor, so that a step need not know which of the two it
-    has. `axes` gives the batch axis of inputs that do not have it first; None is for an input that the batch shares.
-    `lengths` (B,) says how much of the axis after the batch each item fills, for inputs whose items differ in length.
+    Its methods apply Tensor's method of the same name to each tensor, so that a step works with either type. `axes`
+    contains the batch axis of inputs where it is not the first, None for an input that the batch shares. `lengths` (B,)
+    says how much of the axis after the batch each item fills, for inputs whose items differ in length.
     """
 
     named: dict[str, Tensor]
@@ -88,7 +88,8 @@ def bytes_of(batch: Batch) -> int:
 
 def content(tensor: Tensor) -> NDArray[np.uint8]:
     """Return a copy of the bytes of a tensor in host memory, even for types that numpy lacks."""
-    dense = tensor.clone(memory_format=torch.contiguous_format)  # a single number counts as contiguous with any stride
+    # cloned, because a single number counts as contiguous with any stride
+    dense = tensor.clone(memory_format=torch.contiguous_format)
     as_bytes: NDArray[np.uint8] = dense.reshape(-1).view(torch.uint8).numpy()
     return as_bytes
 
@@ -127,7 +128,7 @@ def by_item(change: Callable[..., Tensor], *batches: BatchT) -> BatchT:
 
 
 def trimmed(batch: BatchT) -> BatchT:
-    """Return a batch cut to its longest item, as a server would pad it; unchanged if the lengths are equal."""
+    """Return a batch cut to its longest item, as padded by a server; unchanged if the lengths are equal."""
     if not isinstance(batch, Tensors) or not batch.lengths:
         return batch
     longest = {name: int(lengths.max()) for name, lengths in batch.lengths.items()}
@@ -143,7 +144,7 @@ def _axes(batch: Batch) -> list[int | None]:
 
 
 def rows_of(batch: BatchT, rows: Tensor) -> BatchT:
-    """Return these items of a batch; torch 2.9 cannot index unsigned types by a tensor."""
+    """Return these items of a batch; torch 2.9 cannot index unsigned types with a tensor."""
     return by_item(lambda value: value.index_select(0, rows.to(value.device)), batch)
 
 
@@ -158,12 +159,12 @@ def joined(*batches: Batch) -> Batch:
 
 
 def rolled(batch: Batch, by: int) -> Batch:
-    """Return other items made of the same numbers: each item's are shifted by `by` positions."""
+    """Return different items with the same numbers: those of each item are shifted by `by` positions."""
     return by_item(lambda value: value.reshape(len(value), -1).roll(by, dims=1).reshape(value.shape), batch)
 
 
 def cast(batch: Batch, dtype: torch.dtype) -> Batch:
-    """Return the batch with its float32 tensors as `dtype`; other types are already as the model wants them."""
+    """Return the batch with its float32 tensors as `dtype`; other types already suit the model."""
     return each(batch, lambda tensor: tensor.to(dtype) if tensor.dtype == torch.float32 else tensor)
 
 
@@ -174,12 +175,12 @@ def float_type(dtypes: Iterable[torch.dtype]) -> torch.dtype:
 
 
 def spread(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `run`, which takes one tensor after another, as a function of a batch and further arguments."""
+    """Return `run`, which takes separate tensors, as a function of a batch and further arguments."""
     return lambda batch, *others: run(*batch.named.values(), *others)
 
 
 def by_path(run: Callable[..., Any]) -> Callable[..., Tensors]:
-    """Return `run`, whose answer has its own structure, as a function that returns tensors by path."""
+    """Return `run`, whose answer may have any structure, as a function that returns tensors by path."""
     return lambda *inputs: Tensors(tensors(run(*inputs)))
 
 
@@ -191,7 +192,7 @@ class InTuple(nn.Module):
         self.module = module
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Return the module's answer, complex numbers as two each, with no tensor repeated."""
+        """Return the module's answer without repeated tensors, with each complex number as two numbers."""
         answer = list(tensors(self.module(*inputs)).values())
         used = [*inputs, *answer]
         own = [
@@ -202,7 +203,7 @@ class InTuple(nn.Module):
 
 
 def numbers(value: Tensor) -> NDArray[Any]:
-    """Return a copy of a tensor in numpy: floats as float64, complex numbers as two each, and other types as int64."""
+    """Return a copy of a tensor in numpy: floats as float64, each complex number as two, and other types as int64."""
     real = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
     here = real.detach().cpu()
     if real.is_floating_point():
@@ -253,7 +254,7 @@ def of_batch(outputs: Answers, place: int, batch_size: int, count: int) -> Answe
 def same_sizes(one: NDArray[Any], other: NDArray[Any]) -> bool:
     """Return whether two answers to a batch have the same sizes, except for axes of length 1.
 
-    In a batch of one, `of_batch` cannot tell whether an output has the batch as its first dimension.
+    For a batch of one, `of_batch` cannot tell whether the batch is an output's first dimension.
     """
     return one.squeeze().shape == other.squeeze().shape
 
@@ -266,7 +267,7 @@ def to_train(value: Tensor) -> Tensor:
 def first_scores(output: object) -> Tensor:
     """Return the first floating-point output as float32 (B, classes), for a loss.
 
-    Raises UnfitModel if none has the batch as its first dimension.
+    Raises UnfitModel if there is none whose first dimension is the batch.
     """
     floats = (part for part in tensors(output).values() if part.is_floating_point() and part.dim())
     scores = next(floats, None)

@@ -1,4 +1,4 @@
-"""Top-1 accuracy of a variant and of plain eager fp32 on the same images, read part by part."""
+"""Measures the top-1 accuracy of a variant and of plain eager fp32 on the same images, read part by part."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -21,12 +21,12 @@ from benchd.daemon.worker.workload import Workload
 from benchd.models import data
 from benchd.models.data import ImageSet
 
-PART_IMAGES = 64  # read at once, or a batch if larger: a whole data set does not fit into memory
+PART_IMAGES = 64  # images read at once, or a batch if that is larger, because a whole data set does not fit into memory
 NO_CLASS = -1  # the class of an image with a NaN score, which is never correct
 
 
 class _Unscored(Exception):
-    """The model's output cannot be compared with the labels; the message is the reason."""
+    """The model's output cannot be compared with the labels; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _answers(
         images, right = dataset.read(part)
         refuse_calibrated(images, workload.source.calibrated, dataset.spec)
         digest.update(images.numpy().tobytes() + right.numpy().tobytes())
-        # seeded as in the check, so that a rate-encoded image gets the same draws at any position
+        # seeded as in the check, so that a rate-encoded image gets the same draws in any position
         whole = cycled(images, -(-len(part) // job.case.batch_size) * job.case.batch_size)
         unwatched = replace(model, module=None)
         seen = observe(unwatched, workload.plain, whole, job.case.batch_size, job.case.seed + start)
@@ -111,7 +111,7 @@ def _answers(
 
 
 def refuse_calibrated(images: Batch, calibrated: set[str], spec: str) -> None:
-    """Raise UsageError for items that the int8 file was calibrated with, because they would flatter its accuracy."""
+    """Raise UsageError for the int8 file's own calibration items, because they would flatter its accuracy."""
     both = calibrated.intersection(data.digests(leading(images))) if calibrated else set()
     if both:
         raise UsageError(

@@ -1,7 +1,7 @@
-"""What a user's module is made from: the source files loaded, the files they opened, the variables they mention.
+"""Finds what a user's module is made from: loaded source files, files that they opened, variables that they mention.
 
-No hash covers everything that code may depend on, so nothing from a user's module is kept beyond one run, and its exact
-answers decide whether two measurements are of the same model. These hashes show what changed it.
+Hashes cannot include everything that code may depend on, so nothing from a user's module is kept beyond one run, and
+its exact answers decide whether two measurements are of the same model. These hashes show what changed it.
 """
 
 import functools
@@ -18,7 +18,7 @@ from benchd.exporters import code
 from benchd.exporters.artifacts import sha256_of
 
 MOST_FILES = 64
-"""If there are more files, those in the same folder count as one."""
+"""If there are more files than this, those in the same folder count as one."""
 
 _INSTALLED = {"site-packages", "dist-packages"}
 _STDLIB = Path(sysconfig.get_path("stdlib")).resolve()
@@ -26,7 +26,7 @@ _OURS = tuple(code.ROOT / place for place in (*code.SHIPPED, "daemon"))
 _VARIABLE = re.compile(rb"(?:environ(?:\.get\(|\[)|getenv\()\s*[\"'](\w+)[\"']", re.ASCII)
 _LOADED = {".py", ".pyc", ".so", ".pyd"}
 _SYSTEM = {"dev", "proc", "sys"}
-_MADE_BY_TORCH = "_remote_module_"  # prefix of what torch 2.9 writes to a temporary folder and imports
+_MADE_BY_TORCH = "_remote_module_"  # prefix of the files that torch 2.9 writes to a temporary folder and imports
 _opened: dict[Path, None] | None = None
 
 
@@ -38,14 +38,14 @@ def watch() -> None:
 
 
 def unwatch() -> None:
-    """Forget the opened files and stop recording, which would slow down what is timed later."""
+    """Forget the opened files and stop recording, which would slow down the timed section."""
     global _opened  # noqa: PLW0603
     _opened = None
 
 
 @functools.cache
 def _hook() -> None:
-    sys.addaudithook(_audit)  # it cannot be removed
+    sys.addaudithook(_audit)  # added only once, because it cannot be removed
 
 
 def _audit(event: str, details: tuple[object, ...]) -> None:
@@ -58,7 +58,7 @@ def _audit(event: str, details: tuple[object, ...]) -> None:
 
 
 def _is_by_user(frame: FrameType | None) -> bool:
-    """Return whether a user's file called this, possibly through libraries but not through benchd."""
+    """Return whether a user's file made this call, possibly through libraries but not through benchd."""
     while frame and (is_user := _is_file_of_user(frame.f_code.co_filename)) is None:
         frame = frame.f_back
     return bool(frame and is_user)
@@ -66,7 +66,7 @@ def _is_by_user(frame: FrameType | None) -> bool:
 
 @functools.cache
 def _is_file_of_user(name: str) -> bool | None:
-    """Return whether this file's code is a user's; False if it is benchd's, None for libraries and generated code."""
+    """Return whether this file's code is a user's: False if it is benchd's, None for libraries and generated code."""
     path = Path(name)
     if any(path.is_relative_to(place) for place in _OURS):
         return False
@@ -74,11 +74,11 @@ def _is_file_of_user(name: str) -> bool | None:
 
 
 def read(file: Path, package: str = "", folder: Path | None = None) -> dict[str, str]:
-    """Return a short hash of each file and `$VARIABLE` that a module of `package` was made from so far.
+    """Return a short hash of each file and `$VARIABLE` from which a module of `package` was made so far.
 
     `file` is the module's own file; call this after the module was built, and again after it ran. File names are
-    relative to `folder`, by default that of `file`, or start at their last folder if outside it; another installed
-    package counts as one entry.
+    relative to `folder`, by default that of `file`, or start at their last folder if they are outside it; any other
+    installed package is a single entry.
     """
     sources = {file.resolve(), *imported(package).values()}
     data = {path.resolve() for path in _opened or {} if path.is_file() and path.suffix not in _LOADED}
@@ -123,7 +123,7 @@ def imported(package: str = "") -> dict[str, Path]:
 
 @functools.cache
 def _place(file: str) -> tuple[Path, bool]:
-    """Return the real path and whether it is an installed one; cached, because it takes 0.1 ms for each module."""
+    """Return the real path and whether it is an installed file; cached, because it takes 0.1 ms for each module."""
     path = Path(file).resolve()
     return path, _is_installed(path)
 

@@ -1,4 +1,4 @@
-"""A user's own module: the file or package that builds it, its preparation, and each reason to reject it."""
+"""Loads a user's own module: the file or package that builds it, its preparation, and any reason to reject it."""
 
 import importlib
 import importlib.util
@@ -24,7 +24,7 @@ from benchd.daemon.worker.structures import Batch, values
 from benchd.exporters import doubled
 from benchd.models import nir
 
-_OF_COMPILE = "_torchdynamo_orig_callable"  # torch.compile leaves it on the forward of a module or a class
+_OF_COMPILE = "_torchdynamo_orig_callable"  # attribute that torch.compile leaves on the forward of a module or a class
 
 
 def build(own: UserModule, job: Job) -> nn.Module:
@@ -42,7 +42,7 @@ def build(own: UserModule, job: Job) -> nn.Module:
         _refuse_kind(job, net)
         return net
     where, name = own.where, own.function
-    option = f"--module {Path(where).name}:{name}"  # messages do not show folders
+    option = f"--module {Path(where).name}:{name}"  # without the folder, which messages do not show
     source = imported(where, own.folder, option)
     if not hasattr(source, name):
         raise UsageError(f"{option}: {Path(where).name} has no {name!r}")
@@ -57,7 +57,7 @@ def takes(module: nn.Module, specs: Sequence[InputSpec]) -> nn.Module:
     by_place = [None] * (len(specs) - len(names))
     try:
         signature = inspect.signature(module.forward)
-    except ValueError:  # it has no signature
+    except ValueError:  # some callables have no signature
         return Named(module, names) if names else module
     try:
         signature.bind(*by_place, **user_inputs.nested(dict.fromkeys(names)))
@@ -67,26 +67,26 @@ def takes(module: nn.Module, specs: Sequence[InputSpec]) -> nn.Module:
             f"{given}: {type(module).__name__}.forward{signature}: {error}; give each of its inputs, by name as in "
             "--input ids=int64:16, and the entries of a dict as in --input batch.ids=int64:16"
         ) from error
-    # without a wrapper, which would cost a microsecond per run, if the names are already in order
+    # if the names are already in order, no wrapper is needed, which would cost a microsecond per run
     in_order = [each.name for each in signature.parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
     return module if in_order[len(by_place) : len(specs)] == names else Named(module, names)
 
 
 def settle(module: nn.Module, example: Batch) -> None:
-    """Give a lazy module its sizes, and detach what `build` computed from weights, so that every variant runs a copy.
+    """Give a lazy module its sizes, and detach tensors that `build` derived from weights, so that it can be copied.
 
-    Raises UnfitModel for a module that cannot be copied even then.
+    Every variant runs a copy. Raises UnfitModel for a module that cannot be copied even then.
     """
     if any(is_lazy(value) for value in [*module.parameters(), *module.buffers()]):
         with torch.no_grad():
             module(*values(example))
-    for part in module.modules():  # torch's weight_norm and spectral_norm keep the weight of the last run
+    for part in module.modules():  # for example, torch's weight_norm and spectral_norm keep the weight of the last run
         for name, value in vars(part).items():
             if any(isinstance(leaf, Tensor) and not leaf.is_leaf for leaf in tree_leaves(value)):
                 vars(part)[name] = tree_map_only(Tensor, Tensor.detach, value)
     try:
         doubled.copied(module)
-    except Exception as error:  # a lock, a file or a generator may raise anything
+    except Exception as error:  # copying a lock, a file or a generator may raise anything
         raise UnfitModel(
             f"the module cannot be copied by copy.deepcopy ({type(error).__name__}: {error}), but every variant runs a "
             "copy: keep locks, open files and generators out of its attributes"
@@ -94,12 +94,12 @@ def settle(module: nn.Module, example: Batch) -> None:
 
 
 def file(own: UserModule) -> Path:
-    """Return the Python file of the module, after it was built."""
+    """Return the module's Python file, after the module was built."""
     return Path(str(sys.modules[own.where].__file__)) if own.folder else Path(own.where)
 
 
 def inputs(own: UserModule, job: Job, module: nn.Module, specs: list[InputSpec]) -> list[InputSpec]:
-    """Return the module's inputs: those from --input, from its items (`specs`), or its own.
+    """Return the module's inputs: those from --input, from the user's items (`specs`), or the module's own.
 
     Raises Unsupported for a type that the case's variant cannot read.
     """
@@ -131,7 +131,7 @@ def _inputs(own: UserModule, module: nn.Module) -> list[InputSpec]:
 
 
 class Named(nn.Module):
-    """A module with named inputs as a function of positional tensors: the last ones are passed by `names`.
+    """A module with named inputs, as a function of positional tensors; the last ones are passed by `names`.
 
     `batch.audio` is the entry `audio` of the dict passed as argument `batch`.
     """
@@ -164,7 +164,7 @@ def imported(where: str, folder: str, option: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise UsageError(f"{option}: {path.name} is not a .py file")
     source = importlib.util.module_from_spec(spec)
-    sys.modules[name] = source  # before it runs, because dataclasses and pickles look it up there
+    sys.modules[name] = source  # registered before it runs, because dataclasses and pickles look it up there
     spec.loader.exec_module(source)
     return source
 

@@ -1,4 +1,4 @@
-"""A user's own ONNX file as a module: run by ONNX Runtime on the CPU, it is the reference of its variants."""
+"""A user's own ONNX file as a module, run by ONNX Runtime on the CPU, which is the reference for its variants."""
 
 import copy
 from collections.abc import Sequence
@@ -21,23 +21,24 @@ from benchd.exporters.artifacts import Artifact, sha256_of
 
 
 class OnnxModule(nn.Module):
-    """The file as a module, on the CPU and without graph optimisation: the reference of its variants.
+    """The file as a module, on the CPU and without graph optimisation: the reference for its variants.
 
-    `given` fixes what the file leaves open. Raises UsageError for a file that cannot be measured.
+    `given` defines the sizes and ranges that the file leaves open. Raises UsageError for a file that cannot be
+    measured.
     """
 
     def __init__(self, path: Path, given: Sequence[InputSpec]) -> None:
         super().__init__()
-        self.inputs, self.batch_size = user_onnx.reads(path, given)  # raises for a file that cannot be read
+        self.inputs, self.batch_size = user_onnx.reads(path, given)  # raises UsageError for a file that cannot be read
         self.path, self.sha256 = path, sha256_of(path, *onnx_files.data_files(path))
         self.is_quantised = user_onnx.precision(path) == "int8"
         self._session: Any = None
 
     def __deepcopy__(self, memo: object) -> "OnnxModule":
-        return self  # nothing in it changes
+        return self  # it has no state that could change
 
     def rounded(self, share: float, seed: int, *, floating: bool) -> "OnnxModule":
-        """Return the file with random errors in what it computes, as `onnx_files.rounded` adds them."""
+        """Return the file with random errors in its computations, added by `onnx_files.rounded`."""
         noisy = copy.copy(self)
         edited = onnx_files.rounded(self.path, share, seed, floating=floating)
         noisy._session = sessions.open_session(self.path, level=sessions.LOWER[-1], edited=edited)
@@ -50,17 +51,17 @@ class OnnxModule(nn.Module):
 
     @property
     def answers_numbers(self) -> bool:
-        """Return whether its outputs are neither strings nor maps."""
+        """Return whether the outputs are neither strings nor maps."""
         return onnx_answers.are_numbers(self._opened())
 
     @property
     def casts_to(self) -> str:
-        """Return the half-precision formats that a float32 file casts to, empty if there are none."""
+        """Return the half-precision formats to which a float32 file casts; empty if there are none."""
         return ", ".join(onnx_files.half(self.path)) if user_onnx.precision(self.path) == "fp32" else ""
 
     @property
     def why_changing(self) -> str:
-        """Return why its answer to the same inputs may change between runs."""
+        """Return why the answer to the same inputs may change between runs."""
         if drawing := onnx_files.drawing(self.path):
             return f"{self.path.name} draws random numbers ({', '.join(drawing)}): export it in eval mode"
         return (
@@ -69,7 +70,7 @@ class OnnxModule(nn.Module):
         )
 
     def answer_again(self, *inputs: Tensor) -> Tensor | Tensors:
-        """Return the outputs of a run into memory prefilled with other values: an output not written differs."""
+        """Return the outputs of a run into memory prefilled with different values, which reveals unwritten outputs."""
         session, feeds = self._opened(), self._feeds(inputs)
         if not self.answers_numbers:  # only numbers can be prefilled
             return self.forward(*inputs)
@@ -81,7 +82,7 @@ class OnnxModule(nn.Module):
             at = ["cpu", 0, place.dtype.type, place.shape, place.ctypes.data] if place.size else []
             binding.bind_output(name, *at)
         session.run_with_iobinding(binding)
-        return self._answer(binding.copy_outputs_to_cpu())  # an input returned as output has its own memory
+        return self._answer(binding.copy_outputs_to_cpu())  # an input that is returned as an output has separate memory
 
     def _feeds(self, inputs: Sequence[Tensor]) -> dict[str, NDArray[Any]]:
         """Return the inputs by name, in the file's types."""
@@ -128,7 +129,7 @@ def _unlike(answer: NDArray[Any]) -> NDArray[Any]:
 def artifact(path: Path, asked: Precision, sha256: str) -> Artifact:
     """Return the user's file as an artifact.
 
-    Raises Unsupported if it computes in another precision, and UnfitModel if it has changed.
+    Raises Unsupported if it computes in a different precision, and UnfitModel if it has changed.
     """
     own = user_onnx.precision(path)
     if asked != own:

@@ -32,18 +32,18 @@ from benchd.models import catalog, data, demo, weights
 POOL_BYTES = 64 * 2**20
 POOL_IMAGES = 256
 HASHED_TOGETHER = 2**20
-CALIBRATION_SEED = 2**63  # used by no case, so no random image is used for both calibration and check
+CALIBRATION_SEED = 2**63  # not used by any case, so that calibration and check have no random image in common
 REFERENCE_BATCH = 8
-BUILD_SHARE = 0.9  # of the deadline: a build that stops itself keeps the kernels it has timed
+BUILD_SHARE = 0.9  # share of the deadline after which a build stops itself, to keep the timings of its kernels
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The source for backends, a pool of inputs (N, ...) with floats as float32, and labels (N,) if there are any.
+    """The source for backends, a pool of inputs (N, ...) with floats as float32, and labels (N,), if there are any.
 
-    `dataset` is the data set or the user's items from which the pool is taken, None if it is random; `camera` has the
-    frames of a pipeline's pool. `plain` is the same model with the same weights on plain PyTorch kernels, the reference
-    of checks, in batches of `reference_batch`.
+    `dataset` is the data set, or the user's items, from which the pool is taken, None if it is random; `camera` has the
+    frames of a pipeline's pool. `plain` is that model with the same weights on plain PyTorch kernels; checks use it as
+    the reference and run it in batches of `reference_batch`.
     """
 
     source: Source
@@ -57,11 +57,11 @@ class Workload:
     camera: Camera | None = None
 
     def reference(self) -> nn.Module:
-        """Return the plain model in float64; a user's module in the form that `doubled.reading` runs."""
+        """Return the plain model in float64; a user's module in the form that `doubled.reading` accepts."""
         return doubled.in_float64(self.plain) if self.source.is_own else copy.deepcopy(self.plain).double()
 
     def example(self, count: int) -> Batch:
-        """Return the first `count` inputs; those of a smaller data set repeat, because a file has a fixed batch."""
+        """Return the first `count` inputs, repeating those of a smaller data set, because a file has a fixed batch."""
         return cycled(self.images, count)
 
 
@@ -90,7 +90,7 @@ def build(job: Job) -> Workload:
     calibration = partial(_calibration, job, plain, specs, samples)
     facts, judged_by = _facts(job, module, specs, pool.source), _judged_by(job, plain)
     source = replace(_source(job, module, pool.images, facts, judged_by), calibration=calibration)
-    # an output of a whole batch, such as a loss, depends on the batch size; a library's net may be large
+    # an output for a whole batch, such as a loss, depends on the batch size, and a library's net may be large
     batch = REFERENCE_BATCH if job.case.model in catalog.MODELS else job.case.batch_size
     return Workload(source, plain, facts, judged_by, batch, pool.images, pool.labels, pool.of, pool.camera)
 
@@ -104,7 +104,7 @@ def _specs(job: Job, module: nn.Module, samples: Samples | None) -> list[InputSp
 
 
 def _indexing(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> list[InputSpec]:
-    """Return the inputs with the span of their integers, which a run finds unless the user gives it."""
+    """Return the inputs with the span of their integers, which a trial run finds unless the user specifies it."""
     is_open = [user_inputs.spanned(spec) != spec for spec in specs]
     rows: dict[str, tuple[int, int]] = {}
     if any(is_open):
@@ -154,7 +154,7 @@ def _source(
 
 
 def _scope(job: Job, facts: ModelFacts) -> dict[str, Any]:
-    """Return what else identifies a user's module, and the run after which its files are not reused."""
+    """Return other facts that identify a user's module, and the run after which its files are not reused."""
     if not job.module:
         return {}
     inputs = [str(spec) for spec in facts.inputs]
@@ -162,9 +162,9 @@ def _scope(job: Job, facts: ModelFacts) -> dict[str, Any]:
 
 
 def _custom(job: Job, plain: nn.Module) -> nn.Module:
-    """Return the job's model on custom kernels with the weights of `plain`, because random ones are drawn only once."""
+    """Return the job's model on custom kernels, with the weights of `plain`, because these are drawn only once."""
     try:
-        with torch.device(job.device):  # a builder tries its kernels on the default device
+        with torch.device(job.device):  # builders try their kernels on the default device
             module = weights.build(job.case.model, plain.state_dict(), job.options, kernels=job.case.variant.built_on)
     except subprocess.CalledProcessError as error:
         needed = "custom kernels need a C compiler and, for Triton, Python's headers: sudo apt install gcc python3-dev"
@@ -181,7 +181,7 @@ def _catalogued(job: Job) -> nn.Module:
 
 
 def _own_file(job: Job, path: str) -> nn.Module:
-    """Return a user's ONNX file as a module; the path comes only from the command line."""
+    """Return a user's ONNX file as a module; its path always comes from the command line."""
     try:
         from benchd.daemon.worker import user_onnx  # noqa: PLC0415 - everything else works without onnx
     except ImportError as error:
@@ -195,7 +195,7 @@ def _own_file(job: Job, path: str) -> nn.Module:
 
 
 def _fed(job: Job, module: nn.Module, specs: Sequence[InputSpec], images: Batch) -> nn.Module:
-    """Return the user's module wrapped for these inputs, settled, and with the weights from the command line."""
+    """Return the user's module, wrapped for these inputs, settled, and with the weights from the command line."""
     taking = user_module.takes(module, specs)
     user_module.settle(taking, images[: job.case.batch_size])
     if job.inputs.weights:
@@ -246,7 +246,7 @@ def _inputs(job: Job, module: nn.Module, specs: Sequence[InputSpec], samples: Sa
 
 
 def _ranges(specs: Sequence[InputSpec], kind: Literal["unit", "normal"]) -> str:
-    """Return the inputs' values in words, without names if all are alike: `normal`, or `ids 0-999, mask 0-1`."""
+    """Describe the inputs' values, without names if all are the same: `normal`, or `ids 0-999, mask 0-1`."""
     numbers = [spec.numbers if spec.numbers != "normal" else kind for spec in specs]
     if len(set(numbers)) == 1:
         return numbers[0]
@@ -269,7 +269,7 @@ def _frames(
 def _calibration(job: Job, module: nn.Module, specs: Sequence[InputSpec], samples: Samples | None) -> Calibration:
     """Return the inputs for the job's calibration, by default those for its weights; raise Unsupported without any.
 
-    The user's own inputs are used too, unless a metric on them would then flatter int8.
+    The user's own inputs may be used too, unless a metric on them would then flatter int8.
     """
     weights = job.inputs.weights
     by_default = demo.DEMO if weights == demo.DEMO else None if weights or job.own else demo.RANDOM
@@ -302,7 +302,7 @@ def _preprocessed(job: Job) -> tuple[str | None, Literal["unit", "normal"]]:
 
 
 def _opened(job: Job, module: nn.Module, specs: Sequence[InputSpec], calibration: str = "") -> data.ImageSet:
-    """Return the images to measure or calibrate with; raise UsageError for a model that reads other inputs."""
+    """Return the images for measurement or calibration; raise UsageError for a model that takes other inputs."""
     if len(specs) > 1:
         raise UsageError(f"--data gives one input, but {job.case.model} reads {len(specs)}: leave it out")
     if not dtype_of(specs[0]).is_floating_point:
@@ -328,7 +328,7 @@ def _drawn(specs: Sequence[InputSpec], count: int, kind: Literal["unit", "normal
 
 
 def _numbers(spec: InputSpec, count: int, kind: Literal["unit", "normal"], seed: int) -> Tensor:
-    """Return `count` items with the batch at its axis; those of a shorter file repeat. Without a batch, return one."""
+    """Return `count` items with the batch at its axis, repeating those of a shorter file; without a batch, one."""
     axis = spec.batch_axis
     if spec.file:
         held = torch.from_numpy(user_inputs.numbers_of(spec)).to(dtype_of(spec))
@@ -339,7 +339,7 @@ def _numbers(spec: InputSpec, count: int, kind: Literal["unit", "normal"], seed:
 
 
 def _random(spec: InputSpec, count: int, kind: Literal["unit", "normal"], seed: int) -> Tensor:
-    """Return `count` items within the input's span; integers begin with its ends, which every seed then includes."""
+    """Return `count` items within the input's span; integers start with the ends of the span, whatever the seed."""
     dtype, (low, high) = dtype_of(spec), spec.span or (0, 1)
     if dtype.is_floating_point:
         images = data.random_images(tuple(spec.shape), count, "unit" if spec.span else kind, seed)
@@ -366,24 +366,24 @@ def _facts(job: Job, module: nn.Module, specs: Sequence[InputSpec], source: str)
 
 
 def _weights(job: Job) -> str:
-    """Return the name of the weights file, or the weights' other origin."""
+    """Return the name of the weights file, or a description of the weights' origin."""
     given = job.inputs.weights or (job.onnx and job.onnx.path)
     if given:
         return Path(given).name
     if job.module and job.module.is_hub:
-        return Path(job.module.folder).name  # the commit, for a folder in the cache
+        return Path(job.module.folder).name  # for a folder in the cache, this is the commit
     return OF_MODULE if job.module else f"random, seed {job.case.seed}"
 
 
 def completed(job: Job, facts: ModelFacts) -> ModelFacts:
-    """Return the facts of a model that has run, with everything it has read; earlier reads keep their hashes."""
+    """Return the facts of a model that has run, with everything that it has read; earlier reads keep their hashes."""
     read = _read(job, facts.weights_sha256) | facts.read
     user_code.unwatch()
     return msgspec.structs.replace(facts, read=read)
 
 
 def _read(job: Job, weights_sha256: str) -> dict[str, str]:
-    """Return hashes of what the job's model has been made from so far; an ONNX file is code and weights in one."""
+    """Return hashes of everything the job's model was made from so far; an ONNX file contains code and weights."""
     if job.onnx:
         return {job.onnx.name: weights_sha256[:12]}
     if not job.module:
@@ -395,7 +395,7 @@ def _read(job: Job, weights_sha256: str) -> dict[str, str]:
 
 
 def _digest(module: nn.Module) -> str:
-    """Return a hash of the names, types and values of the state dict, independent of its file."""
+    """Return a hash of the names, types and values in the state dict, regardless of its file."""
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         digest.update(f"{name} ".encode())

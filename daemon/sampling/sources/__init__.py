@@ -1,8 +1,8 @@
 """The sensors, with one file per source. To add one, add a file with a class like `Procfs` and a line in `SAMPLERS`.
 
 A sampler is constructed with the path of its root (or script) and raises UsageError if that is invalid; absent hardware
-is no error: `unavailable` reports it. `sample` may raise an exception: samples yielded before it are kept, the record
-lists the failure, and the next tick tries again.
+is not an error: `unavailable` reports it. `sample` may raise an exception: samples yielded before that are kept, the
+record lists the failure, and the next tick tries again.
 """
 
 import importlib
@@ -32,9 +32,9 @@ SAMPLERS = {
 
 
 class Sampler(Protocol):
-    """One source of samples, each stamped as close to its reading as possible.
+    """A source of samples, each stamped as close to its reading as possible.
 
-    A sampler may set `min_interval_ns`: it is then not read more often, however short the period.
+    A sampler may set `min_interval_ns`, below which it is not read again, however short the period.
     """
 
     @property
@@ -43,7 +43,7 @@ class Sampler(Protocol):
         ...
 
     def unavailable(self) -> str | None:
-        """Return None after one successful reading of every value the sampler offers, else why it offers none."""
+        """Return None after one successful reading of every value that the sampler offers, else the reason."""
         ...
 
     def sample(self) -> Iterator[Sample]:
@@ -92,9 +92,9 @@ def load(source: str) -> Sampler:
 
 
 def present(device: str, gpu_uuid: str | None = None, root: Path = Path("/")) -> list[str]:
-    """Return the samplers with hardware on this machine, the best power source for `device` first.
+    """Return the samplers that have hardware on this machine, with the best power source for `device` first.
 
-    `device` is cpu or cuda, and `gpu_uuid` is the GPU for NVML to open. A board's own files come before NVML and jtop,
+    `device` is cpu or cuda, and `gpu_uuid` is the GPU for NVML to open. A board's own files precede NVML and jtop,
     which offer some of the same values, because jtop's GPU load may stay at 0.
     """
     nvml = f"nvml={gpu_uuid}" if gpu_uuid else "nvml"

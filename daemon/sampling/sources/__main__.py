@@ -1,7 +1,7 @@
 """The sampler process: `python -m benchd.daemon.sampling.sources --sources procfs,fake=FILE --period 0.1`.
 
-Reads all sources at each tick of an absolute grid on CLOCK_MONOTONIC and writes JSON lines (protocol.py).
-Commands arrive on standard input, and this process ends when it closes, so it never outlives its parent.
+Reads all sources at each tick of an absolute grid on CLOCK_MONOTONIC and writes JSON lines (protocol.py). Commands
+arrive on standard input, and this process ends when that closes, so that it never outlives its parent.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def _claim_stdout() -> int:
-    """Return a descriptor for messages only, after redirecting the output of libraries to standard error."""
+    """Return a descriptor for messages only, after redirecting libraries' output to standard error."""
     out = os.dup(1)
     os.dup2(2, 1)
     return out
@@ -166,7 +166,7 @@ class _Loop:
             source.read(self._samples)
 
     def _next(self, due_ns: int) -> int:
-        """Return the first tick of the grid that is still to come."""
+        """Return the first tick of the grid in the future."""
         late = max(0, (time.monotonic_ns() - due_ns) // self._period_ns)
         return due_ns + (late + 1) * self._period_ns
 

@@ -53,7 +53,7 @@ class Devfreq:
 def _gpu(node: Path) -> dict[str, Callable[[], float]]:
     clock = KernelFile(node / "cur_freq")
     metrics: dict[str, Callable[[], float]] = {"gpu_clock_hz": lambda: int(clock.read())}
-    if node.name != THOR_GPU:  # Thor's kernel reports no load
+    if node.name != THOR_GPU:  # Thor's kernel does not report a load
         load = KernelFile(node / "device/load")
         metrics["gpu_utilization_percent"] = lambda: int(load.read()) / 10  # the kernel reports permille
     return metrics
@@ -74,5 +74,5 @@ def _emc(kernel: Path) -> dict[str, Callable[[], float]]:
 
 
 def _emc_utilization(activity: KernelFile, rate: KernelFile) -> Callable[[], float]:
-    # The monitor's average is in percent of a clock in kHz and lags behind a clock that has just been lowered.
+    # The monitor's average is in percent of a clock in kHz, and lags after the clock has been lowered.
     return lambda: min(int(activity.read()) / (int(rate.read()) / 1e3), 100.0)

@@ -1,9 +1,9 @@
-"""Scripted values instead of sensors, for tests and demonstrations: `fake=FILE` with a JSON script.
+"""Plays scripted values instead of reading sensors, for tests and demonstrations: `fake=FILE` with a JSON script.
 
 {"metrics": [{"metric": "power_w", "rail": "VDD_IN", "values": [5.0, 15.0], "period_s": 0.1}], "fail_at": 3}
 
 Each list is played in a loop, one value per period, on the monotonic clock; `rail` is optional. A power or energy
-counter with a `scope` is a total used for energy. Reading number `fail_at`, counted from 1, fails.
+counter with a `scope` is a total from which energy is computed. Reading number `fail_at`, counted from 1, fails.
 """
 
 import time
@@ -46,7 +46,7 @@ class Fake:
         self._readings = 0
 
     def unavailable(self) -> str | None:
-        """Return None: the script was read."""
+        """Return None, because the script has been read."""
         return None
 
     def power_sources(self) -> list[PowerSource]:

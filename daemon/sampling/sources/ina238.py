@@ -1,4 +1,4 @@
-"""Input power of a Jetson Thor's module from its INA238 monitor: one sysfs file, no privileges."""
+"""The input power of a Jetson Thor's module from its INA238 monitor: one sysfs file, without privileges."""
 
 import time
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ class Ina238:
         return None
 
     def _find(self) -> None:
-        """Find the monitor's file, whose hwmon number differs between boots; raise OSError unless there is just one."""
+        """Find the monitor's file, whose hwmon number varies between boots; raise OSError unless exactly one exists."""
         files = [file for chip in i2c_chips(self._root, "ina238") for file in chip.glob("hwmon/hwmon*/power1_input")]
         if len(files) != 1:
             raise OSError(f"{len(files)} INA238 in {self._root / 'sys/bus/i2c/devices'}: a Jetson Thor has one")

@@ -1,4 +1,4 @@
-"""Rail power of a Jetson from its INA3221 monitors: a few sysfs files, no privileges, no child process.
+"""The power of a Jetson's rails from its INA3221 monitors: a few sysfs files, without privileges or child processes.
 
 A rail is identified by its label, because hwmon device and channel numbers differ between boards and between boots.
 """
@@ -14,14 +14,14 @@ from benchd.daemon.records import Sample
 from benchd.daemon.sampling.sources.protocol import PowerSource
 
 MODULE_INPUT = "VDD_IN"
-# AGX Orin has no input rail. Its VDDQ_VDD2_1V8AO is fed from VIN_SYS_5V0 and would count twice.
+# AGX Orin has no input rail. Its VDDQ_VDD2_1V8AO is fed from VIN_SYS_5V0 and would be counted twice.
 MODULE_RAILS = ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0")
 
 MAX_MILLIVOLTS = 26_000
 FULL_SCALE_UV = 163_800
-OFFSET_UV = 120  # three steps: a rail without load may read slightly below zero
-SMALLEST_SHUNT_UOHM = 2000  # the smallest on any Orin board, used if the driver does not report it
-RESET_PERIOD_S = 3 * (1.1e-3 + 1.1e-3)  # after a reset: shunt and bus voltage of three channels
+OFFSET_UV = 120  # three steps, because a rail without load may read slightly below zero
+SMALLEST_SHUNT_UOHM = 2000  # the smallest shunt on any Orin board, used if the driver does not report one
+RESET_PERIOD_S = 3 * (1.1e-3 + 1.1e-3)  # period after a reset, with shunt and bus voltages of three channels
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Ina3221:
             raise OSError("; ".join(failures))
 
     def _find_again(self) -> None:
-        """Find the current paths of the same rails; a rail that no longer exists keeps failing."""
+        """Find the current paths of the same rails; a rail that no longer exists continues to fail."""
         rails = _rails(self._root)
         self._rails = {label: rails.get(label, rail) for label, rail in self._rails.items()}
 
@@ -137,7 +137,7 @@ class _Rail:
 
         Raises OSError or ValueError if the channel cannot be read, has a different label or is out of range.
         """
-        # After the driver is rebound, the same path may belong to another rail.
+        # After the driver is rebound, the same path may belong to a different rail.
         label = self._label.read().decode(errors="replace").strip()
         if label != self._name:
             raise ValueError(f"its channel is now labelled {label!r}")

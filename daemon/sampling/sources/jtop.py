@@ -1,4 +1,4 @@
-"""Power, temperatures, GPU, memory and fan of a Jetson from its jtop service; optional, since sysfs needs no service.
+"""Power, temperatures, GPU, memory and fan of a Jetson from its jtop service; optional, because sysfs suffices.
 
 Only the bridge imports jtop (jtop_bridge.py says why). It runs with the Python of the jtop service, or the one given as
 `jtop=PYTHON`. If it ends or falls silent, it is restarted, with increasing delays while restarting does not help.
@@ -23,7 +23,7 @@ from benchd.daemon.sampling.sources.protocol import PowerSource
 SYSTEM_PYTHON = Path("/usr/bin/python3")
 UNIT = Path("/etc/systemd/system/jtop.service")
 BRIDGE = Path(__file__).with_name("jtop_bridge.py")
-INTERVAL_S = 0.5  # the service uses about 5 % of a core at 0.1 s, and its authors advise against less than 0.5 s
+INTERVAL_S = 0.5  # at 0.1 s, the service uses about 5 % of a core, and its authors advise against less than 0.5 s
 START_S = 10.0
 SILENCE_S = 2.0
 RETRY_S = 0.25
@@ -63,7 +63,7 @@ class Jtop:
 
     `power_w` by rail, `zone_temp_c` by zone, `gpu_utilization_percent`, `gpu_clock_hz`, `memory_used_bytes`,
     `nvmap_used_bytes`, `fan_speed_percent` and `fan_speed_rpm` by fan, and `nvpmodel_id` with the mode's name as its
-    rail, each if the service offers it. Another client may already have set a slower or faster rate.
+    rail, each if the service offers it. A different client may already have set a slower or faster rate.
     """
 
     name = "jtop"
@@ -78,7 +78,7 @@ class Jtop:
         self._interval_s = INTERVAL_S
 
     def unavailable(self) -> str | None:
-        """Return why there is no reading yet, None once there is one. The first call waits up to START_S for it."""
+        """Return why there is no reading yet, None once there is one; the first call waits for it, up to START_S."""
         tried = self._bridge or self._failure
         deadline = time.monotonic() + (0.0 if tried else START_S)
         self._receive()
@@ -90,7 +90,7 @@ class Jtop:
         return self._failure or f"no reading has come from {self._python} yet"
 
     def power_sources(self) -> list[PowerSource]:
-        """Return jtop's total, if it has one, then the rails, each with its name as the scope."""
+        """Return jtop's total, if there is one, then the rails, each with its name as its scope."""
         if self._first is None:
             return []
         total = self._first.total_rail
@@ -101,7 +101,7 @@ class Jtop:
         """Yield the readings received since the last call.
 
         Raises ChildProcessError while the bridge is down, and ValueError if the power rails differ from the first
-        reading's, because jtop's total is then the sum of different rails.
+        reading's, because jtop's total is then a sum over different rails.
         """
         changed = None
         for reading in self._receive():
@@ -122,7 +122,7 @@ class Jtop:
         self.close()
 
     def _receive(self) -> list[_Reading]:
-        """Return the readings received, after starting a bridge that is due or dropping one that has ended."""
+        """Return the received readings, after starting a bridge that is due or dropping one that has ended."""
         if self._bridge is None and time.monotonic() >= self._due_s:
             self._start()
         if self._bridge is None:
@@ -144,7 +144,7 @@ class Jtop:
             self._lose(f"{self._python} did not start: {error.strerror}; give the Python that has jtop as jtop=PYTHON")
 
     def _lose(self, reason: str) -> None:
-        """Record the failure and when to retry: soon if the bridge had lasted, otherwise after twice the last delay."""
+        """Record the failure and when to retry: soon if the bridge was stable, otherwise after twice the last delay."""
         self.close()
         self._failure = reason
         now_s = time.monotonic()
@@ -175,7 +175,7 @@ class Jtop:
 def python_of(unit: Path) -> Path:
     """Return the Python of the program that jtop's unit starts, or the system's if unknown.
 
-    Where pip must not write into the system's Python, as on JetPack 7, jtop has its own environment.
+    If pip must not write to the system's Python, as on JetPack 7, jtop has a separate environment.
     """
     program = re.search(r"^ExecStart=(\S+)", text(unit) or "", re.MULTILINE)
     script = text(Path(program[1])) if program else None
@@ -200,7 +200,7 @@ class _Bridge:
         self.ended: str | None = None
         self._patience_s = START_S
         self._heard_s = time.monotonic()
-        # -I: `import jtop` must find the system's package, not our file of this name or one in our PYTHONPATH.
+        # -I, because `import jtop` must find the system's package, not our file of this name or one in our PYTHONPATH.
         self._process = subprocess.Popen(
             [python, "-I", BRIDGE, str(INTERVAL_S)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
@@ -214,7 +214,7 @@ class _Bridge:
         return self._stdout.fileno()
 
     def read(self) -> list[_Reading]:
-        """Return the readings received; once none can follow, `ended` gives the reason."""
+        """Return the received readings; once no more can follow, `ended` gives the reason."""
         messages, now_s = self._lines.read(), time.monotonic()
         readings = [message for message in messages if isinstance(message, _Reading)]
         for message in messages:

@@ -1,10 +1,10 @@
 """Writes the jtop service's readings as JSON lines: `PYTHON -I jtop_bridge.py INTERVAL_S`, for jtop.py.
 
-A separate process because jetson-stats is AGPL-3.0 and benchd must not form one program with it, because it is
+It is a separate process because jetson-stats is AGPL-3.0 and benchd must not form one program with it, because it is
 installed for the system's Python and not for benchd's, and because `import jtop` may change how a process starts its
-children. So this file imports nothing from benchd, only the standard library of Python 3.8 or newer. It writes readings
-{"type": "reading", "uptime_s", "interval_s", "total", "values"} and finally {"type": "end", "reason"} to standard
-output, and exits when standard input closes.
+children. This file therefore imports only the standard library of Python 3.8 or newer, and nothing from benchd. It
+writes readings {"type": "reading", "uptime_s", "interval_s", "total", "values"} and finally {"type": "end", "reason"}
+to standard output, and exits when standard input closes.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def _follow(out: TextIO, interval_s: float) -> None:
     client = import_module("jtop").jtop(interval=interval_s)
     client.attach(_Readings(out))
     client.start()
-    # Not client.ok() as in jtop's manual, which gives up after three of the requested intervals even if another client
-    # has set a longer interval. The parent watches for silence.
+    # Unlike in jtop's manual, without timeouts: client.ok() would give up after three of the requested intervals, even
+    # if a different client has set a longer interval. The parent watches for silence.
     while client.ok(spin=True):
         client.join(CHECK_S)
 
 
 class _Readings:
-    """jtop's callback for each state, which may be out of date."""
+    """jtop's callback for each state; a state may be out of date."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -69,7 +69,7 @@ class _Readings:
 
     def __call__(self, client: Any) -> None:
         uptime_s = client.uptime.total_seconds()
-        # The first state may be left over from another connection; a repeated one means that the service is late.
+        # The first state may be left over from an earlier connection; a repeated one means that the service is late.
         if self._uptime_s is not None and uptime_s > self._uptime_s:
             _write(self._out, _reading(client, uptime_s))
         self._uptime_s = uptime_s
@@ -92,7 +92,7 @@ def _total(power: dict[str, Any]) -> tuple[str, float] | None:
 
 
 def _rails(power: dict[str, Any]) -> list[tuple[str, str, float]]:
-    # Not "avg", which is not a mean over time, nor USB-C ports, for which jtop 4 shows negotiated limits.
+    # "avg" is not a mean over time, and for USB-C ports jtop 4 shows negotiated limits, so both are ignored.
     rails = power.get("rail", {}).items()
     return [("power_w", name, rail["power"] / 1e3) for name, rail in rails if not Path(UCSI + name).exists()]
 
@@ -135,7 +135,8 @@ def _reason(error: Exception) -> str:
     cause = error.__context__
     if isinstance(error, ModuleNotFoundError) and error.name == "jtop":
         install = f"sudo {sys.executable} -m pip install jetson-stats"
-        if Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED").exists():  # as on JetPack 7 (jetson_stats 880)
+        # for example on JetPack 7 (jetson_stats 880)
+        if Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED").exists():
             install = "pip may not write there, and its scripts/upgrade-jtop.sh makes an environment of its own"
         return f"jetson-stats is not installed for this Python: {install}; or give the one that has it as jtop=PYTHON"
     if isinstance(cause, (FileNotFoundError, ConnectionRefusedError)):

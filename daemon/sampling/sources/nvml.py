@@ -1,4 +1,4 @@
-"""Power, energy, clocks and load of one NVIDIA GPU from NVML, through nvidia-ml-py; on an Orin NVML reads nothing.
+"""Power, energy, clocks and load of one NVIDIA GPU from NVML, through nvidia-ml-py; NVML has no values on an Orin.
 
 `nvml` is read while a case is timed. `gpm` reads the performance counters of Hopper and newer in a separate run,
 because counting may disturb the timing.
@@ -20,17 +20,17 @@ from benchd.daemon.machine.gpu import NO_MIG, check, cuda_uuid, open_nvml
 from benchd.daemon.records import Sample
 from benchd.daemon.sampling.sources.protocol import PowerSource
 
-MIN_INTERVAL_NS = 90_000_000  # of all values except the instantaneous power
+MIN_INTERVAL_NS = 90_000_000  # for all values except the instantaneous power
 POLL_S = 0.0005
-COUNTER_STAMP_S = 5e-3  # the thread that watches the counter polls at 2 kHz, less regularly on a busy machine
+COUNTER_STAMP_S = 5e-3  # the thread that watches the counter polls at 2 kHz, but less regularly on a busy machine
 LEAD_NS = 1_000_000  # polling starts this long before a change is due
-LONGEST_PERIOD_S = 0.1  # longest of any known GPU, for values that did not change while the period was measured
+LONGEST_PERIOD_S = 0.1  # the longest of any known GPU, for values that did not change while the period was measured
 PERIODS_MEASURED = 10
 MEASURE_S = 2.0
 STALE_NS = 2_000_000_000
 AVERAGE_S = 1.0  # the window of NVML's average from Ampere on
 GPM_INTERVAL_NS = 200_000_000
-GPM_FIRST_S = 0.12  # two readings less than 0.1 s apart count as invalid
+GPM_FIRST_S = 0.12  # readings less than 0.1 s apart are invalid
 
 THROTTLE_REASONS = {
     0x1: "idle",
@@ -52,7 +52,7 @@ _HISTORY: _Key = ("power_w", "gpu_history")
 _LOAD: _Key = ("gpu_utilization_percent", "")
 _UNSUPPORTED = (2, 3, 6, 13)  # NVML's codes: unknown field, not supported, no such data, no such function
 _LOST = (1, 15, 999)  # not initialised, GPU lost, unknown error: the GPU may come back
-# NVML's field value and scope
+# the id and the scope of NVML's fields
 _PRESENT_POWERS: dict[_Key, tuple[int, int]] = {("power_w", "module"): (186, 1), ("power_w", "gpu"): (186, 0)}
 _AVERAGE_POWERS: dict[_Key, tuple[int, int]] = {
     ("power_w", "module_average"): (185, 1),
@@ -78,12 +78,13 @@ def throttle_names(mask: int) -> list[str]:
 class Nvml:
     """Yields the metrics that the GPU supports; the GPU is given by UUID or CUDA index (`cuda`, `cuda:1`).
 
-    At each tick: `power_w` for the rails gpu and module, and the changes in `energy_counter_j` since the last tick,
-    stamped when they occurred. At most ten times per second, the rest: `power_w` for the rails gpu_average,
-    module_average and gpu_history (the driver's own samples); `gpu_clock_hz` (of the SMs), `gpu_memory_clock_hz`,
-    `gpu_throttle_reasons` (a mask, see `throttle_names`), `gpu_temp_c`, `gpu_utilization_percent`,
-    `gpu_memory_used_bytes` and `gpu_foreign_processes`, the number of processes with a compute context other than the
-    watched ones. Values that the driver refuses are left out, and the reason is reported as a failure.
+    At each tick, it yields `power_w` for the rails gpu and module, and the changes in `energy_counter_j` since the last
+    tick, with the times at which they occurred. At most ten times per second, it yields the rest: `power_w` for the
+    rails gpu_average, module_average and gpu_history (the driver's own samples); `gpu_clock_hz` (of the SMs),
+    `gpu_memory_clock_hz`, `gpu_throttle_reasons` (a mask, see `throttle_names`), `gpu_temp_c`,
+    `gpu_utilization_percent`, `gpu_memory_used_bytes` and `gpu_foreign_processes`, the number of processes with a
+    compute context other than the watched ones. Values that the driver refuses are left out, and the reason is reported
+    as a failure.
     """
 
     name = "nvml"
@@ -94,9 +95,9 @@ class Nvml:
         self._due_ns = 0
 
     def unavailable(self) -> str | None:
-        """Return None after one reading of every available value, else why there is none.
+        """Return None after one reading of every available value, else why no value is available.
 
-        Takes up to two seconds to measure the update periods of energy and power.
+        This takes up to two seconds to measure the update periods of energy and power.
         """
         try:
             self._open(_Gpu(self._device))
@@ -110,7 +111,7 @@ class Nvml:
         self._others = gpu.answering(self._other_readings(gpu))
         energy = gpu.answering({_ENERGY: gpu.energy_j})
         self._history = _History(gpu) if gpu.answering({_HISTORY: lambda: len(gpu.history(0))}) else None
-        # On Tegra the process count works; on a Thor so does the load, unlike in devfreq
+        # On a Tegra, the process count works; on a Thor, so does the load, unlike in devfreq
         if not (self._present or energy or self._history or self._others.keys() & {_LOAD, *_AVERAGE_POWERS}):
             nothing = f"NVML reports neither power nor load for {gpu.uuid}, as on a Jetson Orin; use ina3221 there"
             why = gpu.refused or [nothing]
@@ -193,18 +194,18 @@ def _named(key: _Key) -> str:
 
 
 def _is_here(pid: int) -> bool:
-    """Return whether a process with this pid exists in this container: the driver may report the host's pids."""
-    if pid == 0:  # a process outside this pid namespace
+    """Return whether a process with this pid exists in this container; the driver may report the host's pids."""
+    if pid == 0:  # stands for a process outside this pid namespace
         return False
     try:
-        os.kill(pid, 0)  # not /proc, where a unit hides other users' processes
+        os.kill(pid, 0)  # used because in /proc, a unit hides other users' processes
     except OSError as error:
         return isinstance(error, PermissionError)
     return True
 
 
 def _reading(read: Callable[[], float]) -> list[tuple[int, float]]:
-    """Return the value and the midpoint of its reading time, as a list of one."""
+    """Return the value and the midpoint of its reading time, as a list with one item."""
     begin_ns, value = time.monotonic_ns(), float(read())
     return [((begin_ns + time.monotonic_ns()) // 2, value)]
 
@@ -233,9 +234,9 @@ class _Gpu:
             raise NotAvailable(f"MIG mode of {self.uuid}: {error}") from error
 
     def answering(self, readings: _Readings) -> _Readings:
-        """Try each reading and return those that give a value; raise NotAvailable if none does.
+        """Try each reading and return those that yield a value; raise NotAvailable if none does.
 
-        `refused` stores the reasons for the others, except lack of support.
+        `refused` gets the reasons for the others, except lack of support.
         """
         return {key: read for key, read in readings.items() if self._answers(key, read)}
 
@@ -255,14 +256,14 @@ class _Gpu:
         return float(self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle)) / 1e3
 
     def power_w(self, field: int, scope: int) -> float:
-        """Return the power from an NVML field, whose value carries its own return code."""
+        """Return the power from an NVML field, whose value includes a return code."""
         value = self.nvml.nvmlDeviceGetFieldValues(self.handle, [(field, scope)])[0]
         if value.nvmlReturn:
             raise self.nvml.NVMLError(value.nvmlReturn)
         return float(value.value.uiVal) / 1e3
 
     def computing_pids(self) -> set[int]:
-        """Return the processes that hold a compute context."""
+        """Return the processes that have a compute context."""
         return {process.pid for process in self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)}
 
     def history(self, since_us: int) -> list[tuple[int, float]]:
@@ -272,7 +273,7 @@ class _Gpu:
 
 
 class _History:
-    """The driver's own power samples, each returned once; samples from before its creation are left out."""
+    """The driver's own power samples, each returned once, from the creation of this object on."""
 
     def __init__(self, gpu: _Gpu) -> None:
         self._gpu = gpu
@@ -291,7 +292,7 @@ class _History:
         from_utc_ns = now_ns - time.time_ns()
         self._seen_us = max((t_us for t_us, _ in kept), default=self._seen_us)
         stamped = [(t_us * 1000 + from_utc_ns, power_w) for t_us, power_w in kept]
-        # a step of the wall clock in between would shift them
+        # a step of the wall clock in between would shift the stamps
         credible = [(t_ns, power_w) for t_ns, power_w in stamped if self._last_ns < t_ns <= now_ns]
         self._last_ns = max((t_ns for t_ns, _ in credible), default=self._last_ns)
         return credible
@@ -319,9 +320,9 @@ def _median_gap(times: Sequence[int]) -> float:
 
 
 class _EnergyCounter:
-    """The changes of the energy counter, stamped when they occur by a separate thread.
+    """The changes of the energy counter, stamped by a separate thread when they occur.
 
-    At the sampler's ticks a change would be seen up to a period late, which at 10 Hz is 20 % of a 0.5 s window. The
+    At the sampler's ticks, a change would be seen up to a period late, which at 10 Hz is 20 % of a 0.5 s window. The
     thread sleeps until shortly before a change is due and then polls at 2 kHz until it occurs.
     """
 
@@ -339,7 +340,7 @@ class _EnergyCounter:
         """
         if self._thread is None:
             self._follow_from(*_reading(self._read_j)[0])
-        # return the changes before a failure before raising it
+        # changes that precede a failure are returned before the failure is raised
         if self._changes:
             return [self._changes.popleft() for _ in range(len(self._changes))]
         if self._failure:
@@ -352,7 +353,7 @@ class _EnergyCounter:
     def _follow_from(self, t_ns: int, energy_j: float) -> None:
         self._changes.append((t_ns, energy_j))
         self._changed_ns, self._unchanged_ns, self._energy_j = t_ns, t_ns, energy_j
-        # the position of this value within its period is unknown
+        # it is unknown how old this value is within its period
         self._due_ns = t_ns
         self._thread = threading.Thread(target=self._follow, name="nvml energy counter", daemon=True)
         self._thread.start()
@@ -388,11 +389,11 @@ class _EnergyCounter:
 
 
 class Gpm:
-    """Yields performance counters (Hopper and newer) over the time since the last reading, in percent.
+    """Yields performance counters (Hopper and newer) for the time since the last reading, in percent.
 
-    Five times per second: `gpm_sm_occupancy_percent` (of the maximum number of warps), `gpm_sm_utilization_percent`,
-    `gpm_tensor_percent` and, by number format, `gpm_hmma_tensor_percent` and `gpm_imma_tensor_percent`,
-    `gpm_dram_bandwidth_percent` and `gpm_graphics_utilization_percent`.
+    Five times per second, it yields `gpm_sm_occupancy_percent` (of the maximum number of warps),
+    `gpm_sm_utilization_percent`, `gpm_tensor_percent` and, by number format, `gpm_hmma_tensor_percent` and
+    `gpm_imma_tensor_percent`, `gpm_dram_bandwidth_percent` and `gpm_graphics_utilization_percent`.
     """
 
     name = "gpm"
@@ -401,7 +402,7 @@ class Gpm:
         self._device = check(str(device))
 
     def unavailable(self) -> str | None:
-        """Return None after one reading of every available counter, else why there is none."""
+        """Return None after one reading of every available counter, else why no counter is available."""
         try:
             self._gpu = gpu = _Gpu(self._device)
         except NotAvailable as error:

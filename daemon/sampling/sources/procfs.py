@@ -1,7 +1,7 @@
-"""CPU, memory and the watched process from procfs, CPU clocks from cpufreq: works everywhere, needs no privileges.
+"""CPU, memory and watched processes from procfs, CPU clocks from cpufreq: works everywhere, without privileges.
 
 The kernel counts CPU time in 10 ms ticks, so a reading over a short interval is coarse, but the mean is not. If power
-is sampled more than ten times per second, this source skips ticks, because reading it costs most and adds little.
+is sampled more than ten times per second, this source skips ticks, because reading it costs the most and adds little.
 """
 
 import os
@@ -21,17 +21,17 @@ _MEMINFO_KIB = re.compile(rb"^(MemAvailable|SwapTotal|SwapFree|NvMapMemUsed):\s*
 _STOPS = re.compile(rb"^nr_throttled (\d+)", re.MULTILINE)
 _CPUINFO_MHZ = re.compile(rb"^cpu MHz\s*:\s*([0-9.]+)", re.MULTILINE)
 
-_Clock = tuple[str, int, float]  # of CPUs that share a clock: name, number of CPUs, Hz
+_Clock = tuple[str, int, float]  # for CPUs that share a clock: name, number of CPUs, Hz
 
 
 class Procfs:
-    """Yields at most ten times per second, with shares in percent and process CPU time in percent of one CPU.
+    """Yields values at most ten times per second, with shares in percent and process CPU time in percent of one CPU.
 
-    `cpu_utilization_percent` and `cpu_steal_percent` over the time since the last reading; `memory_available_bytes`,
-    `swap_used_bytes` and, on a Jetson, `nvmap_used_bytes`, the memory allocated by the GPU driver; `cpu_quota_stops`,
-    how often a control group quota stopped this process since the last reading; `process_cpu_percent`,
-    `process_major_faults_per_s` and `process_rss_bytes`, summed over all live watched processes; and `cpu_clock_hz` if
-    the kernel reports it: the mean over all CPUs and, if CPUs share clocks, one rail per cluster.
+    These are `cpu_utilization_percent` and `cpu_steal_percent` for the time since the last reading;
+    `memory_available_bytes`, `swap_used_bytes` and, on a Jetson, `nvmap_used_bytes`, the memory allocated by the GPU
+    driver; `cpu_quota_stops`, how often a control group quota stopped this process since the last reading;
+    `process_cpu_percent`, `process_major_faults_per_s` and `process_rss_bytes`, summed over all live watched processes;
+    and `cpu_clock_hz` if the kernel reports it: the mean over all CPUs and, if CPUs share clocks, one rail per cluster.
     """
 
     name = "procfs"
@@ -89,7 +89,7 @@ class Procfs:
     def _read_times(self) -> tuple[int, int, int]:
         """Return the total, idle and stolen ticks, summed over all CPUs."""
         fields = [int(field) for field in self._stat.read(512).split(b"\n", 1)[0].split()[1:9]]
-        # Guest time, in the later fields, is already part of user time.
+        # Guest time, in the remaining fields, is already part of user time.
         return sum(fields), fields[3] + fields[4], fields[7]
 
     def _memory(self) -> dict[str, int]:
@@ -148,8 +148,8 @@ class _Process:
 
         Raises ProcessLookupError or FileNotFoundError for a process that has ended.
         """
-        # The name before the last bracket may contain spaces and brackets; then state, ..., majflt, ..., utime, stime,
-        # ...
+        # The name, which may contain spaces and brackets, ends at the last bracket; then state, ..., majflt, ...,
+        # utime, stime, ...
         fields = self._stat.read().rpartition(b")")[2].split()
         if fields[0] in (b"Z", b"X"):
             raise ProcessLookupError("it has ended (zombie)")
@@ -164,7 +164,7 @@ class _Process:
 
 
 def _clocks(root: Path) -> Callable[[], list[_Clock]]:
-    """Return a reader of cpufreq or, failing that, of /proc/cpuinfo; on some ARM machines it returns nothing."""
+    """Return a function that reads cpufreq or else /proc/cpuinfo; on some ARM machines, it finds no clocks."""
     files = [
         (policy.name, len((text(policy / "affected_cpus") or "0").split()), KernelFile(policy / "scaling_cur_freq"))
         for policy in cpufreq_policies(root)

@@ -11,8 +11,8 @@ class PowerSource(Struct, frozen=True, kw_only=True):
     """The meaning of one power or energy metric of a source; its samples carry the same `source` and `rail`.
 
     `energy_counter_j` counts up from an arbitrary start; `power_w` is a power. `scope` describes the measured hardware
-    ("module input VDD_IN", "GPU board", "CPU package"); `total` is set if it includes everything its source sees, so
-    that nothing may be added to it. The sensor updates its value every `period_s` and, if it averages, over the
+    ("module input VDD_IN", "GPU board", "CPU package"); `total` is set if it includes everything that its source sees,
+    so that nothing may be added to it. The sensor updates its value every `period_s` and, if it averages, over the
     previous `averaging_s`. A change is stamped up to `stamp_s` late, or up to one reading late if that is null.
     """
 
@@ -34,11 +34,12 @@ class FollowRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Batch(Struct, frozen=True, kw_only=True, tag="batch"):
-    """From the sampler, about once per second: its readings since the last batch, and any failures.
+    """From the sampler, about once per second: the readings since the last batch, and any failures.
 
     `t_ns` is when the batch was made and `ticks_ns` when each reading began, both on CLOCK_MONOTONIC; `cpu_s` is the
     CPU time of the process so far, and `flushes` counts the flush commands executed so far, including this batch's.
-    `failures` gives the failure by source, and `power` describes the power and energy metrics of the available sources.
+    `failures` contains the failures by source, and `power` describes the power and energy metrics of the available
+    sources.
     """
 
     samples: list[Sample]

@@ -1,7 +1,7 @@
-"""Energy of CPU packages from the RAPL counters in /sys/class/powercap, for Intel and AMD (both as intel-rapl).
+"""The energy of CPU packages from the RAPL counters in /sys/class/powercap, for Intel and AMD (both as intel-rapl).
 
-Only root can read them (CVE-2020-8694). A counter wraps after a minute to hours: a decrease is corrected as one wrap if
-the zone reports its range and the elapsed time allows only one, and is an error otherwise.
+Only root can read them (CVE-2020-8694). A counter wraps after a minute to several hours: a decrease is corrected as one
+wrap if the zone reports its range and the elapsed time permits only one; otherwise it is an error.
 """
 
 import re
@@ -14,19 +14,19 @@ from benchd.daemon.records import Sample
 from benchd.daemon.sampling.sources.protocol import PowerSource
 
 PERIOD_S = 1e-3  # the processors' update period
-MAX_ZONE_W = 1000.0  # above the power of any zone: a larger step is not a wrap
+MAX_ZONE_W = 1000.0  # more than any zone uses: a larger step is not a wrap
 MIRROR_TRIES = 5  # the counter may be updated between two readings
 ALL_PACKAGES = "packages"
-# not intel-rapl-mmio:N, which is a second view of the same package
+# excludes intel-rapl-mmio:N, which is a second view of the same package
 _ZONE = re.compile(r"intel-rapl:\d+(:\d+)?")
 _UDEV_RULE = 'SUBSYSTEM=="powercap", RUN+="/bin/chgrp benchd /sys%p/energy_uj", RUN+="/bin/chmod g+r /sys%p/energy_uj"'
 
 
 class Rapl:
-    """Yields `energy_counter_j` per zone since its first reading, at each change, and the sum of several packages.
+    """Yields `energy_counter_j` since the first reading, for each zone at each change, and the sum of several packages.
 
-    Rails are the kernel's names: `package-0`, `package-0-core`, `psys`. After an implausible step the zone restarts
-    from 0, so that no window across it gives an energy.
+    Rails are the kernel's names: `package-0`, `package-0-core`, `psys`. After an implausible step, the zone restarts
+    from 0, so that windows across it do not yield an energy.
     """
 
     name = "rapl"
@@ -45,7 +45,7 @@ class Rapl:
             )
         refusals = {zone: _refusal(zone) for zone in map(_Zone, folders)}
         self._zones = _counted_once(zone for zone, refusal in refusals.items() if refusal is None)
-        # a sum without one of the packages would still look like the machine's total
+        # a sum that lacks a package would still look like the machine's total
         needed = (refusal for zone, refusal in refusals.items() if zone.is_package or not self._zones)
         return next(filter(None, needed), None)
 
@@ -54,7 +54,7 @@ class Rapl:
         packages = {zone.rail: zone.name for zone in self._zones if zone.is_package}
         whole = next(iter(packages)) if len(packages) == 1 else ALL_PACKAGES
         sources = [self._source(whole, f"CPU {' and '.join(packages.values())}", total=True)] if packages else []
-        # after the packages, because not every board measures it
+        # after the packages, because some boards do not measure it
         sources += [self._source(zone.rail, "platform psys", total=True) for zone in self._zones if zone.is_platform]
         rest = [zone for zone in self._zones if not zone.is_platform and zone.rail != whole]
         return sources + [self._source(zone.rail, f"CPU {zone.rail}", total=False) for zone in rest]
@@ -89,7 +89,7 @@ class Rapl:
 
 
 class _Zone:
-    """One counter with its wraps corrected: `energy_j` since the first reading, at `t_ns`."""
+    """One counter, corrected for wraps: `energy_j` since the first reading, at `t_ns`."""
 
     def __init__(self, folder: Path) -> None:
         name = text(folder / "name") or folder.name
@@ -112,7 +112,7 @@ class _Zone:
         return f"{self.rail} (repeated as {', '.join(self.mirrors)})" if self.mirrors else self.rail
 
     def is_mirrored_by(self, other: "_Zone") -> bool:
-        """Return whether `other` shows the same counter: its reading is then between two readings of this zone."""
+        """Return whether `other` shows the same counter, so that its reading is between two readings of this zone."""
         for _ in range(MIRROR_TRIES):
             before, between, after = self.counter_uj(), other.counter_uj(), self.counter_uj()
             if 0 < before <= between <= after:
@@ -154,7 +154,7 @@ class _Zone:
 
 
 def _counted_once(zones: Iterable[_Zone]) -> list[_Zone]:
-    """Return the zones without packages that mirror another's counter, as on kernels that list one per die."""
+    """Return the zones, except packages that mirror another's counter, as on kernels that list one per die."""
     kept: list[_Zone] = []
     for zone in zones:
         packages = (package for package in kept if package.is_package and zone.is_package)

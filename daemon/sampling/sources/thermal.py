@@ -1,4 +1,4 @@
-"""Temperatures from the kernel's thermal zones: works on most machines, needs no privileges."""
+"""Temperatures from the kernel's thermal zones: works on most machines, without privileges."""
 
 import time
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class Thermal:
         self._zones: dict[str, KernelFile] = {}
 
     def unavailable(self) -> str | None:
-        """Return None if any zone gives a temperature; unreadable zones are skipped from then on."""
+        """Return None if any zone has a temperature; unreadable zones are skipped from then on."""
         self._zones = {}
         readable = 0
         for rail, file in _zones(self._folder).items():

@@ -1,7 +1,8 @@
-"""What limits a Jetson's clocks: cooling devices, a lowered GPU clock limit, and over-current events.
+"""Detects what limits a Jetson's clocks: cooling devices, a lowered GPU clock limit, and over-current events.
 
-All from sysfs, without privileges: cur_state of the thermal framework's cooling devices, max_freq of the GPU's devfreq
-node, and oc*_event_cnt of the SoC's over-current monitor. The masks use NVML's bits, so readers need only one format.
+All values are from sysfs, without privileges: cur_state of the thermal framework's cooling devices, max_freq of the
+GPU's devfreq node, and oc*_event_cnt of the SoC's over-current monitor. The masks use NVML's bits, so readers need only
+one format.
 """
 
 import time
@@ -12,7 +13,7 @@ from benchd.daemon.machine.sysfs import KernelFile, gpu_nodes, text
 from benchd.daemon.records import Sample
 
 THERMAL, BRAKE = 0x20, 0x80  # NVML's bits: software thermal slowdown, power brake
-LOWERING = ("cpufreq", "devfreq", "throttle")  # in a cooling device's type; the others are fans and alerts
+LOWERING = ("cpufreq", "devfreq", "throttle")  # part of a cooling device's type; all others are fans and alerts
 
 
 class Throttle:

@@ -1,8 +1,8 @@
 """The backends, one file each, named as in benchd.daemon.records. A backend turns a built module into a callable.
 
 A backend's module has `load(source, precision, device, example) -> Loaded`, whose `run` takes the tensors of an example
-as positional arguments; it raises Unsupported with the reason if it cannot run, and never falls back to another. A
-backend that runs a file also has `file(source, precision, device, batch)`, which returns that file, created if
+as positional arguments; it raises Unsupported with the reason if it cannot run, and never falls back to a different
+one. A backend that runs a file also has `file(source, precision, device, batch)`, which returns that file, created if
 necessary, so that exporting and loading are timed separately, and `packages(loaded)`, the packages needed to run it
 where it is deployed, with their versions. Its row is in benchd.daemon.runtimes.
 """
@@ -37,12 +37,12 @@ class LayerRun(NamedTuple):
 class Loaded:
     """A model that is ready to run: `run` maps a batch on `device`, its floats as `dtype`, to the model's answer.
 
-    The answer is a Tensor for every catalogued model. In checks, a model that draws random numbers gets them as an
+    For every catalogued model, the answer is a Tensor. In checks, a model that draws random numbers gets them as an
     additional argument. `module` is the nn.Module whose inner spikes a check may observe, None if they are not visible.
-    `taken` is the GPU memory in bytes that loading and the first runs of a runtime other than torch took, or why it is
-    unknown. `layer_times` takes a number of runs and the tensors of a batch on `device`, and returns the layers of each
-    run, for a runtime that times them itself. `bind` prepares runs that read a batch in place, before the clock starts;
-    None for a runtime that reads inputs from anywhere at no cost.
+    `taken` is the GPU memory, in bytes, that loading and the first runs took in a runtime other than torch, or why it
+    is unknown. `layer_times`, for a runtime that times its own layers, takes a number of runs and the tensors of a
+    batch on `device`, and returns each run's layers. `bind` prepares runs that read a batch in place, before the clock
+    starts; None for a runtime that reads inputs from any address at no cost.
     """
 
     run: Callable[..., Any]
@@ -62,13 +62,13 @@ def prepare(variant: Variant, source: Source, device: torch.device, batch: int) 
 
 
 def file(variant: Variant, source: Source, device: torch.device, batch: int) -> Artifact:
-    """Return the ONNX file that a variant of FILE_BACKENDS runs, exported now if it does not exist."""
+    """Return the ONNX file that a variant in FILE_BACKENDS runs, exporting it if it does not exist."""
     artifact: Artifact = _module(variant).file(source, variant.precision, device, batch)
     return artifact
 
 
 def load(variant: Variant, source: Source, device: torch.device, example: Batch) -> Loaded:
-    """Return the source loaded in the variant's backend; `example` is one batch on the CPU, its floats in float32."""
+    """Return the source, loaded in the variant's backend; `example` is one batch on the CPU, with floats in float32."""
     takes_lengths = RUNTIMES[variant.backend].takes_lengths and not variant.needs_torchao
     if isinstance(example, Tensors) and example.lengths and not takes_lengths:
         able = ", ".join(name for name, runtime in RUNTIMES.items() if runtime.takes_lengths)
@@ -78,7 +78,7 @@ def load(variant: Variant, source: Source, device: torch.device, example: Batch)
 
 
 def packages(variant: Variant, loaded: Loaded) -> dict[str, str]:
-    """Return the packages besides numpy needed to run the file of a FILE_BACKENDS variant, with their versions here."""
+    """Return the packages, besides numpy, that run the file of a FILE_BACKENDS variant, with the installed versions."""
     versions: dict[str, str] = _module(variant).packages(loaded)
     return versions
 

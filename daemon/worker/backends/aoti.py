@@ -1,4 +1,4 @@
-"""AOTInductor: torch.compile's output as a file, stored by all that it was compiled for; loading needs no compiler."""
+"""AOTInductor: torch.compile's output in a file, stored by its whole target; it loads without a compiler."""
 
 import time
 from collections import Counter
@@ -28,7 +28,7 @@ _NO_COMPILER = "an AOTInductor package is compiled by a C++ compiler: install g+
 
 
 def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
-    """Return the package ready to run, compiled now if the store has none for this torch and this machine."""
+    """Return the package, ready to run; it is compiled if the store has none for this torch and this machine."""
     if getattr(source.module, "encoding", None) == "rate":
         raise Unsupported("a model that draws random numbers is not exported: use compile")
     start = time.monotonic()
@@ -66,7 +66,7 @@ def _run(loader: Any, outputs: list[str]) -> Callable[..., Batch]:
 def _package(
     source: Source, precision: Precision, device: torch.device, example: Batch
 ) -> tuple[Artifact, float | None, list[str]]:
-    """Return the package, the build time in seconds if it was compiled now, and notes on the build."""
+    """Return the package, the build time in seconds if it was just compiled, and notes on the build."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     wanted = Made(torch=version("torch"), cpu=compiler.cpu(), gpu=gpu, threads=torch.get_num_threads())
     notes = []
@@ -115,7 +115,7 @@ def _compile(
             torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
         except Unsupported:
             raise
-        except Exception as error:  # torch's many stages raise anything
+        except Exception as error:  # torch's many stages may raise anything
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             lacks = "InvalidCxxCompiler" in f"{error!r}"
             raise Unsupported(_NO_COMPILER if lacks else f"torch cannot compile it ahead of time: {reason}") from error
@@ -123,7 +123,7 @@ def _compile(
 
 
 def _ours(program: ExportedProgram) -> dict[str, int]:
-    """Return how often a program calls each op of our kernels."""
+    """Return how often a program calls each of our kernels' ops."""
     targets = (node.target for node in program.graph.nodes if node.op == "call_function")
     ours = (each.name() for each in targets if isinstance(each, torch._ops.OpOverload) and each.namespace == "benchd")
     return dict(Counter(name.partition("::")[2] for name in ours))

@@ -21,7 +21,7 @@ _KERNEL = re.compile(r"^graph_\d+_cpp_(.*)_\d+$|^aten::")
 
 
 def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
-    """Return the compiled module; compilation happens here, so that it counts as loading, not as the first run."""
+    """Return the compiled module; it is compiled here, so that this counts as loading, not as part of the first run."""
     plain = eager.load(source, precision, device, example)
     given = cast(example, plain.dtype).to(device)
     varies = [given.named[name] for name in given.lengths] if isinstance(given, Tensors) else []
@@ -36,14 +36,14 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
             raise Unsupported("torch.compile needs a C++ compiler on the CPU; install g++ or set CXX") from error
         raise
     except torch._dynamo.exc.TorchRuntimeError:
-        plain.run(*values(given))  # its error shows the line of the model
+        plain.run(*values(given))  # an error in this run shows the line of the model
         raise
     layer_times = None if device.type != "cpu" or varies else partial(_layer_times, plain.run)
     return Loaded(run, plain.dtype, device, None, layer_times=layer_times)
 
 
 def _layer_times(plain: Callable[..., Any], runs: int, *inputs: Tensor) -> list[list[LayerRun]]:
-    """Return the kernels of each run of a recompiled module, because kernels record their times only if compiled so."""
+    """Return the kernels of each run; the module is recompiled, so that its kernels record their times."""
     torch._dynamo.reset()
     with torch._inductor.config.patch({"cpp.enable_kernel_profile": True}):
         run = torch.compile(plain, dynamic=False)

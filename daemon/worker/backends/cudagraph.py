@@ -1,4 +1,4 @@
-"""Eager PyTorch captured once as a CUDA graph: one launch per run instead of one per kernel.
+"""Eager PyTorch, captured once as a CUDA graph: one launch per run instead of one per kernel.
 
 Runs alternate between two slots, each with its own input, output and memory pool, so that two may be in flight. A run
 overwrites the output of the run before the previous one.
@@ -23,18 +23,18 @@ from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch, Tensors, cast, tensors, values
 
 SLOTS = 2
-WARM_UP_RUNS = 3  # libraries choose kernels and allocate memory, which a capture forbids
+WARM_UP_RUNS = 3  # in which libraries choose kernels and allocate memory, which a capture forbids
 
 
 def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
-    """Return the module as graphs; capture happens here, so that it counts as loading, not as the first run."""
+    """Return the module as graphs, captured here, so that this counts as loading, not as part of the first run."""
     if device.type != "cuda":
         raise Unsupported("CUDA graphs need a CUDA device")
     plain = eager.load(source, precision, device, example)
     captured: dict[int, Callable[..., Batch]] = {}
 
     def run(*inputs: Tensor) -> Batch:
-        # in a check a rate-encoded model also gets random numbers, which needs a separate graph
+        # in a check, a rate-encoded model also gets random numbers, which requires a separate graph
         if len(inputs) not in captured:
             captured[len(inputs)] = rotating([_slot(plain.run, inputs) for _ in range(SLOTS)])
         return captured[len(inputs)](*inputs)
@@ -47,7 +47,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
 class Slot:
     """Device memory for one run at a time: `launch` reads `inputs` and writes `output` on the current stream.
 
-    `alive` holds a reference to the launch's other memory.
+    `alive` is a reference to the launch's other memory.
     """
 
     inputs: Sequence[Tensor]
@@ -56,7 +56,7 @@ class Slot:
     alive: object
 
     def __call__(self, *inputs: Tensor) -> Batch:
-        """Copy the inputs to this slot and run; raise ValueError for another shape, which a copy would broadcast."""
+        """Copy the inputs to this slot and run; raise ValueError for a wrong shape, which a copy would broadcast."""
         for held, given in zip(self.inputs, inputs, strict=True):
             if held.shape != given.shape:
                 raise ValueError(f"this was captured for an input {tuple(held.shape)}, not {tuple(given.shape)}")
@@ -78,7 +78,8 @@ def rotating(slots: Sequence[Slot]) -> Callable[..., Batch]:
 def capture(run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
     """Return the graph of `run` and the output that each replay writes; raise Unsupported with the reason.
 
-    Each capture has its own stream: cuBLAS keeps one workspace per stream, and two graphs in flight must not share it.
+    Each capture has its own stream, because cuBLAS keeps one workspace per stream, which two graphs in flight must not
+    share.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -99,7 +100,7 @@ def capture(run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
 
 
 def capture_error(error: Exception) -> str:
-    """Return what broke a capture, and the line of the model.
+    """Return the error that broke a capture, and the model's line.
 
     After an op's error, the end of the capture raises again, with the op's error as its context.
     """

@@ -17,7 +17,7 @@ DTYPES: dict[Precision, torch.dtype] = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
     "amp": torch.float32,
-    "int8": torch.float32,  # for its inputs, and whatever is not quantised
+    "int8": torch.float32,  # for inputs, and everything that is not quantised
 }
 
 
@@ -28,7 +28,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
 
 
 def amp_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype that autocast computes in: float16 on CUDA, bfloat16 on a CPU."""
+    """Return the dtype in which autocast computes: float16 on CUDA, bfloat16 on a CPU."""
     return torch.float16 if device.type == "cuda" else torch.bfloat16
 
 

@@ -42,7 +42,7 @@ _DTYPES = {
     "tensor(bool)": torch.bool,
 }
 
-# what quantised Conv, Gemm and MatMul become if they run in integers
+# the operators that replace quantised Conv, Gemm and MatMul if they run in integers
 _INTEGER = {
     "QLinearConv",
     "ConvInteger",
@@ -53,16 +53,16 @@ _INTEGER = {
     "DynamicQuantizeMatMul",
 }
 _ENGINE_FOLDERS = 16
-_BINDINGS = 1024  # more than the batches in a pool; images of a data set have a new address each time
+_BINDINGS = 1024  # more than the batches in a pool; each image of a data set has a new address
 
 
 def file(source: Source, precision: Precision, device: torch.device, batch: int) -> Artifact:
-    """Return the file that `load` opens, exported now if it does not exist."""
+    """Return the file that `load` opens, exporting it if it does not exist."""
     return source.onnx(precision, batch, "cpu" if device.type == "cpu" else "cuda")
 
 
 def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
-    """Return the file ready to run on the provider of this device, and on no other."""
+    """Return the file, ready to run on this device's provider, and on no other."""
     artifact = file(source, precision, device, len(example))
     provider: Provider = source.provider or ("cuda" if device.type == "cuda" else "cpu")
     options = _options(provider, artifact, example)
@@ -85,7 +85,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         load_s=load_s,
         notes=[_in_integers(nodes, artifact, provider)] if is_int8 else [],
     )
-    # a GPU reads copies, whose addresses recur; what is drawn for each run has a new address
+    # a GPU reads copies, whose addresses recur; numbers drawn for each run have new addresses
     bind = bound.bind if device.type == "cpu" and source.encode is None and isinstance(bound, _Bound) else None
     layer_times = partial(_layer_times, artifact, provider, options, bound, example)
     return Loaded(bound, bound.dtype, device, None, runtime=facts, layer_times=layer_times, bind=bind)
@@ -104,7 +104,7 @@ def _layer_times(
     from benchd.daemon.worker import onnx_layers  # noqa: PLC0415 - reads the file, which most runs need not
 
     with tempfile.TemporaryDirectory() as folder:
-        saved = Path(folder, "optimised.onnx") if provider != "tensorrt" else None  # its nodes are engines
+        saved = Path(folder, "optimised.onnx") if provider != "tensorrt" else None  # because its nodes are engines
         timed = sessions.timed(
             artifact.path, provider, bound.feeds(like(example, inputs)), options, runs, torch.get_num_threads(), saved
         )
@@ -121,21 +121,21 @@ def _options(provider: Provider, artifact: Artifact, example: Batch) -> dict[str
     if provider == "cuda":
         return dict(sessions.CUDA_OPTIONS)
     if provider == "tensorrt":
-        # the binding accepts the strings True and False but not 1 and 0; trt_fp16_enable or trt_int8_enable would make
-        # the network weakly typed, and float32 layers in the file might run in fp16
+        # the binding accepts the strings True and False, but not 1 and 0; with trt_fp16_enable or trt_int8_enable, the
+        # network would be weakly typed, and float32 layers in the file might run in fp16
         return {"trt_engine_cache_enable": "True", "trt_engine_cache_path": str(_engines(artifact, example))}
     return {}
 
 
 def _engines(artifact: Artifact, example: Batch) -> Path:
-    """Return the folder of the TensorRT provider's engines for this file at these sizes; the oldest ones are deleted.
+    """Return the folder for the TensorRT provider's engines of this file at these sizes; the oldest ones are deleted.
 
-    The provider identifies engines by names in the graph, not by weights, so each file needs its own folder, as does
-    each number of multiprocessors, which a Jetson's power mode changes. For a file with open sizes it widens a stored
-    engine to every size used: batch 1 would run on an engine tuned for 1 to 8.
+    The provider identifies engines by names in the graph, not by weights, so each file needs a separate folder, and so
+    does each number of multiprocessors, which a Jetson's power mode changes. For a file with open sizes, the provider
+    would widen a stored engine to every size used, so that batch 1 would run on an engine tuned for 1 to 8.
     """
     kept = folders.cache() / "onnxruntime-tensorrt"
-    # without a GPU, ONNX Runtime reports what is missing
+    # without a GPU, ONNX Runtime will report what is missing
     of_gpu = torch.cuda.get_device_properties("cuda").multi_processor_count if torch.cuda.is_available() else 0
     made_for = artifact.metadata.sha256, of_gpu, [tuple(value.shape) for value in values(example)]
     folder = kept / hashlib.sha256(repr(made_for).encode()).hexdigest()
@@ -153,12 +153,13 @@ def _shares(nodes: Sequence[Node]) -> dict[str, float]:
 
 
 def _in_integers(nodes: Sequence[Node], artifact: Artifact, provider: Provider) -> str:
-    """Return which products ran in integers; raise Unsupported if none did.
+    """Return the products that ran in integers; raise Unsupported if none did.
 
     ONNX Runtime silently computes a quantised Conv or Gemm in float32 if its bias or output is float, and always on
     CUDA.
     """
-    ran = Counter(node.operator for node in set(nodes) if node.operator in _INTEGER)  # a loop runs a node many times
+    # distinct nodes, because a loop runs a node many times
+    ran = Counter(node.operator for node in set(nodes) if node.operator in _INTEGER)
     if not ran:
         advice = (
             "a Conv or Gemm needs a quantised output and bias; use openvino-int8, or a file made for this CPU with "
@@ -171,7 +172,7 @@ def _in_integers(nodes: Sequence[Node], artifact: Artifact, provider: Provider) 
 
 
 class _Fed:
-    """A session that returns strings or maps, run on arrays; each run converts them to numbers."""
+    """A session that returns strings or maps and runs on arrays; each run converts its outputs to numbers."""
 
     def __init__(
         self, session: Any, source: Source, paths: Mapping[str, str], device: torch.device, example: Batch
@@ -198,12 +199,12 @@ class _Fed:
 
 
 class _Bound:
-    """A session as a function of as many inputs as the example has; two sets of outputs are overwritten in turn.
+    """A session as a function of as many inputs as the example has; two sets of outputs are overwritten alternately.
 
-    The inputs and outputs of a run are bound once for each address of the inputs. The outputs are common to all
-    bindings: a run that wrote nothing would return another input's answer, which cannot be right by chance. Outputs
-    whose sizes are known only after a run, such as detected boxes, and empty ones are bound without an address and
-    copied after it.
+    The inputs and outputs of a run are bound once for each address of the inputs. All bindings share the outputs: a run
+    that wrote nothing would return a different input's answer, which cannot be right by chance. Outputs whose sizes are
+    known only after a run, such as detected boxes, and empty ones are bound without an address and copied after the
+    run.
     """
 
     def __init__(
@@ -246,7 +247,7 @@ class _Bound:
         return self._read(binding) if self._open else self._answers[self._newest]
 
     def bind(self, batch: Batch) -> None:
-        """Bind a batch that a later run reads at its present address."""
+        """Bind a batch that later runs read at its present address."""
         self._bound(self._inputs(values(batch)))
 
     def _bound(self, inputs: Sequence[Tensor]) -> list[Any]:
@@ -268,7 +269,7 @@ class _Bound:
         return binding
 
     def _read(self, binding: Any) -> Batch:
-        """Return the answer with copies of the open outputs, which are rebound: the next run has other sizes."""
+        """Return the answer with copies of the open outputs, which are rebound for the next run's sizes."""
         outputs = dict(self._outputs[self._newest])
         for name, output in zip(outputs, binding.get_outputs(), strict=True):
             if name in self._open:
@@ -281,7 +282,7 @@ class _Bound:
 
 
 def _place(value: Tensor) -> tuple[str, int, type, tuple[int, ...], int]:
-    """Return device, device number, element type, shape and address, as a binding needs them."""
+    """Return device, device number, element type, shape and address, as required by a binding."""
     element = torch.empty(0, dtype=value.dtype).numpy().dtype.type
     return value.device.type, value.device.index or 0, element, tuple(value.shape), value.data_ptr()
 

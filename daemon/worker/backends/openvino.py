@@ -29,7 +29,7 @@ _NO_COMPUTATION = ("Const", "Input", "Output", "Reorder")
 
 
 def file(source: Source, precision: Precision, device: torch.device, batch: int) -> Artifact:
-    """Return the file that `load` opens, exported now if it does not exist; fp16 and bf16 use the fp32 file."""
+    """Return the file that `load` opens, exporting it if it does not exist; fp16 and bf16 use the fp32 file."""
     written: Precision = "int8" if precision == "int8" else "fp32"
     if source.own and precision == "fp16":
         from benchd.daemon.measuring import user_onnx  # noqa: PLC0415 - onnx is not needed for files of the store
@@ -39,7 +39,7 @@ def file(source: Source, precision: Precision, device: torch.device, batch: int)
 
 
 def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
-    """Return the file compiled for this CPU; raise Unsupported if it does not run in this precision."""
+    """Return the file, compiled for this CPU; raise Unsupported if it does not run in this precision."""
     artifact = file(source, precision, device, len(example))
     openvino, start = _openvino(), time.monotonic()
     try:
@@ -49,7 +49,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         model.reshape(dict(zip(model.inputs, shapes, strict=True)))
         settings = openvino_settings(precision) | {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
         bound = _Bound(openvino, core.compile_model(model, "CPU", settings), source, paths(artifact))
-    except RuntimeError as error:  # the only exception that its binding raises
+    except RuntimeError as error:  # the only exception raised by its binding
         raise Unsupported(f"{artifact.path.name}: OpenVINO cannot run it: {_reason(error)}") from error
     computed = _computed(bound.compiled, precision)
     facts = RuntimeFacts(
@@ -83,7 +83,8 @@ def _layer_times(counted: Callable[[], "_Bound"], path: Path, runs: int, *inputs
         ]
         for layer, info in _layers(bound.compiled)
     }
-    for name in (each for each, nodes in covers.items() if not nodes):  # a reorder, whose name ends with its reader's
+    # a reorder, whose name ends with that of its reader
+    for name in (each for each, nodes in covers.items() if not nodes):
         covers[name] = max((nodes for each, nodes in covers.items() if name.endswith(f"_{each}")), key=len, default=[])
     for _ in range(runs):
         bound(*inputs)
@@ -103,7 +104,7 @@ def _layer_times(counted: Callable[[], "_Bound"], path: Path, runs: int, *inputs
 
 
 def _layers(compiled: Any) -> list[tuple[Any, Any]]:
-    """Return the layers that OpenVINO made from a file, each with its description."""
+    """Return the layers that OpenVINO created from a file, each with its description."""
     return [(layer, layer.get_rt_info()) for layer in compiled.get_runtime_model().get_ops()]
 
 
@@ -115,9 +116,9 @@ def _openvino() -> Any:
 
 
 def _computed(compiled: Any, precision: Precision) -> Counter[str]:
-    """Return how many layers compute in each number format: the products, or all layers of a model without any.
+    """Return how many layers compute in each number format, counting products, or all layers if there are none.
 
-    Raises Unsupported if no layer has the variant's format, which OpenVINO only takes as a hint.
+    Raises Unsupported if no layer uses the variant's format, which is only a hint for OpenVINO.
     """
     layers = [(str(info["layerType"].value), str(info["runtimePrecision"].value)) for _, info in _layers(compiled)]
     products = Counter(name for kind, name in layers if kind in _PRODUCTS)
@@ -131,7 +132,7 @@ def _computed(compiled: Any, precision: Precision) -> Counter[str]:
 
 
 def _reason(error: RuntimeError) -> str:
-    """Return the cause: the lines that do not refer to OpenVINO's source files."""
+    """Return the cause of an error: the lines that do not refer to OpenVINO's source files."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     plain = [line for line in lines if not line.startswith(("Exception from", "Check "))]
     return " ".join(plain or lines or ["no reason given"])
@@ -140,7 +141,8 @@ def _reason(error: RuntimeError) -> str:
 class _Bound:
     """A compiled model as a function of as many inputs as the file has.
 
-    Each of SLOTS requests writes to its own memory, so a run overwrites the outputs of the run before the previous one.
+    Each of SLOTS requests writes to separate memory, so that a run overwrites the outputs of the run before the
+    previous one.
     """
 
     def __init__(self, openvino: Any, compiled: Any, source: Source, paths: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""TensorRT: an engine built from the ONNX file, stored by everything it was built from, and run as a CUDA graph.
+"""TensorRT: an engine is built from the ONNX file, stored by everything that it depends on, and run as a CUDA graph.
 
 Runs alternate between two slots, each with its own context, buffers and graph, so that two may be in flight. A run
 overwrites the output of the run before the previous one.
@@ -44,12 +44,12 @@ DTYPES = {
 
 
 def file(source: Source, precision: Precision, device: torch.device, batch: int) -> Artifact:
-    """Return the file that the engine is built from, exported now if it does not exist."""
+    """Return the file from which the engine is built, exporting it if it does not exist."""
     return source.onnx(precision, batch, target="tensorrt")
 
 
 def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
-    """Return the engine ready to run; without a working CUDA device, TensorRT is not even imported."""
+    """Return the engine, ready to run; without a working CUDA device, TensorRT is not even imported."""
     if device.type != "cuda":
         raise Unsupported("TensorRT needs a CUDA device")
     _refuse_open(source)
@@ -106,7 +106,7 @@ def of_images(source: Source, run: Callable[..., Batch]) -> Callable[..., Batch]
 def _engine(
     trt: TensorRT, source: Source, onnx: Artifact, precision: Precision, batch: int
 ) -> tuple[Engine, Artifact, EngineBuild | None, list[str]]:
-    """Return the engine, its artifact, its build if it was built now, and notes on the build."""
+    """Return the engine, its artifact, the build if it was just built, and notes on the build."""
     given = artifacts.given(source.engine) if source.engine else None
     artifact, built = (given, None) if given else _plan(trt, source, onnx, precision, batch)
     made = f"{artifact.metadata.made_at} on {artifact.metadata.made_on}".removesuffix(" on ")
@@ -125,9 +125,9 @@ def _engine(
 def _plan(
     trt: TensorRT, source: Source, onnx: Artifact, precision: Precision, batch: int, *, anew: bool = False
 ) -> tuple[Artifact, EngineBuild | None]:
-    """Return the plan in the store, and its build if it was missing or must be rebuilt."""
+    """Return the plan in the store, and the build if it was missing or had to be rebuilt."""
     gpu, profile = tensorrt.gpu_name(), BatchRange(batch, batch, batch)
-    # the default limit depends on the currently free memory, which is no reason to rebuild
+    # the default limit is left out: it depends on the currently free memory, which is no reason to rebuild
     flags = [*tensorrt.FLAGS, *([f"workspace={source.workspace_bytes}"] if source.workspace_bytes else [])]
     flags += [] if source.dla is None else [f"dla={source.dla}"]
     labels = {name: onnx.metadata.facts[name] for name in ("model", "precision") if name in onnx.metadata.facts}
@@ -160,7 +160,7 @@ def _shares(dla_share: float | None) -> dict[str, float]:
 
 
 def _slot(engine: Engine, paths: Mapping[str, str], batch: int, device: torch.device) -> tuple[Slot, str]:
-    """Return a slot and, if it runs without a CUDA graph, the reason."""
+    """Return a slot and, if it has to run without a CUDA graph, the reason."""
     context, tensors = _bound(engine, batch, device)
     inputs = [tensors[name] for name in engine.inputs]
     output = answer(tensors, paths)

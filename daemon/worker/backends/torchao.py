@@ -1,4 +1,4 @@
-"""Int8 within PyTorch on an x86 CPU: torchao quantises the exported graph, inductor compiles it."""
+"""Int8 within PyTorch on an x86 CPU: torchao quantises the exported graph, and inductor compiles it."""
 
 import time
 import warnings
@@ -53,9 +53,9 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
 
 
 def _compiled(graph: GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
-    """Return the graph compiled with constant weights; in inference mode inductor could not pack them."""
+    """Return the graph, compiled with constant weights, outside inference mode so that inductor can pack them."""
     with warnings.catch_warnings(), torch.inference_mode(mode=False), torch.no_grad():
-        warnings.filterwarnings("ignore", "To copy construct from a tensor")  # torch does so itself
+        warnings.filterwarnings("ignore", "To copy construct from a tensor")  # torch itself causes this warning
         run: Callable[..., Any] = inductor.compile(graph, list(inputs), options={"freezing": True})
     return run
 
@@ -63,7 +63,8 @@ def _compiled(graph: GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any
 def in_int8(run: Callable[..., Any], inputs: Sequence[Tensor]) -> Counter[str]:
     """Return how often one run calls each of oneDNN's int8 products, by name."""
     with torch.inference_mode():
-        run(*inputs)  # inductor inspects the arguments of the first run, which therefore calls each product twice
+        # not counted: in the first run, inductor inspects arguments and therefore calls each product twice
+        run(*inputs)
         with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profile:
             run(*inputs)
     names = (event.name for event in profile.events())
@@ -73,7 +74,7 @@ def in_int8(run: Callable[..., Any], inputs: Sequence[Tensor]) -> Counter[str]:
 def _quantiser() -> ModuleType:
     try:
         return import_module("benchd.exporters.pt2e")
-    except Exception as error:  # a torchao built for another torch raises anything
+    except Exception as error:  # a torchao that was built for a different torch may raise anything
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise Unsupported(
             f"the installed torchao does not work with torch {torch.__version__}: {adding('int8')} ({line})"

@@ -1,6 +1,6 @@
-"""The verdict of the numerical check, from arrays alone: a variant's answers against those in float64.
+"""Judges the numerical check from arrays alone: a variant's answers compared with those in float64.
 
-It compares three quantities, all as shares of the largest exact answer:
+Three quantities are compared, all as shares of the largest exact answer:
 
     error   of the variant on each image
     noise   of the exact model with weights, inputs and each operation's result rounded to the variant's number format
@@ -8,10 +8,10 @@ It compares three quantities, all as shares of the largest exact answer:
 
 The noise shows how far a correct variant of this network may deviate, without running any variant: a smooth network
 multiplies rounding by a constant, and neurons with thresholds turn it into extra or missing spikes. The spread ensures
-that the check can fail: a variant within half of it cannot be answering another image. If the noise alone approaches
-the spread, the format is too coarse for the network, and no verdict on a variant is possible.
+that the check can fail: a variant that is off by less than half of it cannot be answering a different image. If the
+noise alone approaches the spread, the format is too coarse for the network, and no verdict on a variant is possible.
 
-Integers, such as classes, masks and the neurons' codes, are equal or not: their error is the share that differs.
+Integers, such as classes, masks and the neurons' codes, are either equal or not: their error is the share that differs.
 """
 
 import math
@@ -36,26 +36,28 @@ HOLDS: dict[Format, tuple[int, float]] = {
     "bf16": (8, 2.0**-133),
     "int8": (8, 2.0**-149),
 }
-"""The bits of precision of each format and its smallest step; float32 counts two fewer, as it also rounds sums."""
+"""Each format's bits of precision and smallest step; two fewer for float32, because sums are rounded too."""
 
 ERROR_CAP: dict[Format, float] = {"fp32": 1e-4, "fp16": 5e-2, "bf16": 2e-1, "int8": 0.5}
-"""The most that an image may be off: larger noise is not the rounding of a smooth network, but jumps.
+"""The largest permitted error of an image: larger noise is caused by jumps, not by rounding in a smooth network.
 
-In every format, float32's share of an image's integers may differ.
+For integers, float32's value is the share that may differ, in every format.
 """
 
-ERROR_FLOOR = 2e-5  # always allowed in float32, whose sums of thousands of numbers round more often than the noise
+# always allowed in float32, where sums of thousands of numbers are rounded more often than in the noise
+ERROR_FLOOR = 2e-5
 FACTOR, CHANNEL_FACTOR = 1.5, 8.0
 """Correct variants reach 1.3 times an image's largest noise, 1.2 times the mean noise and 2 times a channel's noise.
 
 A channel's noise comes from few draws, so one channel in a thousand has little noise by chance.
 """
 
-FEW = 3  # integers that may differ in half precision even if no noise showed it
-RANGE_CAP = 2.0  # of the largest exact answer: the largest error possible within the range of answers
-FEWEST_ROWS = 8  # needed for a typical error; twice as many if spikes distort a few
-INT8_CHANCE = 0.01  # the least probability of this many differing classes for an int8 variant that may just ship
-SMALL_SHARE = 0.1  # of the answers: reported if more are below the allowed error
+FEW = 3  # number of integers that may differ in half precision, even if they did not in the noise
+RANGE_CAP = 2.0  # multiple of the largest exact answer: the largest error that is possible within the range of answers
+FEWEST_ROWS = 8  # needed for a typical error; twice as many if spikes may distort a few
+# minimum probability of this many differing classes in an int8 variant that is just good enough to ship
+INT8_CHANCE = 0.01
+SMALL_SHARE = 0.1  # share of answers: it is reported if more than this are below the allowed error
 CONSTANT = 2.0 ** -HOLDS["fp32"][0]  # a smaller spread counts as none, because float32 cannot represent it
 CODES = "the neurons' codes"
 SAME_ANSWERS = "float64 gives the same answer to all inputs, so a wrong answer cannot be distinguished from a right one"
@@ -80,7 +82,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Rule:
-    """The applicable rule: the format, whether neurons fire at thresholds, and whether the weights are trained."""
+    """The rule that applies: the format, whether neurons fire at thresholds, and whether the weights are trained."""
 
     format: Format
     spiking: bool
@@ -89,11 +91,11 @@ class Rule:
 
 @dataclass(frozen=True)
 class Bound:
-    """The limits of one output; all figures but the last two are shares of the largest exact answer, `largest`.
+    """The limits of one output; all figures except the last two are shares of the largest exact answer, `largest`.
 
     `spread` is infinite if there is only one row. `limit` applies to a row, and `noisy_off` is the share of noisy rows
-    beyond it. `jumps` is set if rounding can cause a large error, such as an extra or missing spike, and `whole` if the
-    answers are integers, for which the figures are the shares that differ.
+    that exceed it. `jumps` is set if rounding can cause a large error, such as an extra or missing spike, and `whole`
+    if the answers are integers, for which the figures are the shares that differ.
     """
 
     largest: float
@@ -108,10 +110,10 @@ class Bound:
 
 @dataclass(frozen=True)
 class Bounds:
-    """The limits of each output and of the codes by name, and whether noise keeps the shapes.
+    """The limits of each output and of the codes, by name, and whether shapes are unaffected by noise.
 
-    `channels` holds (2, channels) arrays by name and channel axis: the noise in each channel of an output as a share of
-    the channel's largest answer, and that answer.
+    `channels` contains (2, channels) arrays by name and channel axis: the noise in each channel of an output, as a
+    share of the channel's largest answer, and that answer.
     """
 
     outputs: dict[str, Bound]
@@ -119,7 +121,7 @@ class Bounds:
     channels: dict[str, dict[int, Array]]
 
     def of(self, path: str) -> Bound:
-        """Return the bound of an output; all batches share one if its shape changes between them."""
+        """Return the bound of an output; if its shape changes between batches, they share one."""
         return self.outputs[_name(path)]
 
 
@@ -128,9 +130,9 @@ Draw = tuple[Observation, Observation]
 
 
 def bounds(exact: Observation, draws: Iterable[Draw], rule: Rule) -> Bounds:
-    """Return the limits for a variant's answers, from the float64 answers and draws of rounding noise.
+    """Return the limits for a variant's answers, based on the float64 answers and draws of rounding noise.
 
-    After a draw that changes a shape, from which no limit can be computed, no more are requested.
+    No more draws are requested after one that changes a shape, from which limits cannot be computed.
     """
     alike, stable = list[Draw](), True
     for draw in draws:
@@ -181,10 +183,10 @@ def _bound(exact: Sequence[Array], pairs: Sequence[tuple[Array, Array]], rule: R
 def _channel_noise(exact: Array, pairs: Sequence[tuple[Array, Array]], bound: Bound, rule: Rule) -> dict[int, Array]:
     """Return the noise in each channel by axis, as a share of the channel's largest answer, and that answer.
 
-    A channel with accidentally small noise gets the median channel's; with few integers, most channels show none.
+    A channel whose noise is small by chance gets the median channel's; with few integers, most channels show no noise.
     """
     shares = {}
-    for axis in range(1, exact.ndim if exact.size else 1):  # every axis but the rows
+    for axis in range(1, exact.ndim if exact.size else 1):  # every axis except the rows
         largest = _largest(exact, axis)
         draws = [_typical(_difference(*pair), axis, bound, rule) for pair in pairs]
         noise = np.max(draws, axis=0) if draws else np.zeros(len(largest))
@@ -195,9 +197,9 @@ def _channel_noise(exact: Array, pairs: Sequence[tuple[Array, Array]], bound: Bo
 
 
 def _channel_limits(exact: Array, axis: int, noise: Array, rule: Rule) -> Array:
-    """Return the allowed error per channel, so that small numbers among large ones have their own limits.
+    """Return the allowed error of each channel, so that small numbers among large ones have separate limits.
 
-    In float32 it is at least the floor's share of the channel's variation between rows.
+    In float32, it is at least ERROR_FLOOR times the channel's variation between rows.
     """
     share, largest = noise
     limits: Array = CHANNEL_FACTOR * share * np.maximum(largest, _largest(exact, axis))
@@ -226,7 +228,7 @@ def _typical(difference: Array, axis: int, bound: Bound, rule: Rule) -> Array:
 
 
 def judge(exact: Observation, observed: Observation, limits: Bounds, rule: Rule) -> Check:
-    """Return the verdict on a variant's answers; `limits` may cover more images than `exact`."""
+    """Return the verdict on a variant's answers; `limits` may be based on more images than `exact`."""
     mismatch = _undefined(exact) or _mismatch(exact, observed)
     if mismatch:
         return _refused(exact, limits, rule, mismatch)
@@ -263,12 +265,12 @@ def judge(exact: Observation, observed: Observation, limits: Bounds, rule: Rule)
 
 
 def _tie_share(bound: Bound, rule: Rule) -> float:
-    """Return the distance between two classes that counts as a tie: two allowed errors, or in int8 two roundings."""
+    """Return the distance between two classes that counts as a tie: two allowed errors or, in int8, two roundings."""
     return 2 * (2.0 ** -HOLDS["int8"][0] if rule.format == "int8" else bound.limit)
 
 
 def _disagrees(classes: Mapping[str, Any], images: int, rule: Rule) -> str:
-    """Return why an int8 variant's classes are not float64's, empty if they are or if classes prove nothing."""
+    """Return how an int8 variant's classes differ from float64's; empty if they do not or if classes prove nothing."""
     decided = images - classes.get("ties", 0)
     if rule.format != "int8" or classes["argmax_disagreements"] is None or not decided:
         return ""
@@ -286,10 +288,10 @@ def _chance(differing: int, images: int) -> float:
 
 @dataclass(frozen=True)
 class _Path:
-    """One output against its bound: errors by row, as shares of the largest exact answer.
+    """One output compared with its bound: errors by row, as shares of the largest exact answer.
 
-    `lost_channel` describes a channel beyond its own limit, if there is one, and `small` says if many answers are below
-    the allowed error. In float32 no mean is judged, and `mean_limit` is infinite.
+    `lost_channel` describes a channel that exceeds its own limit, if there is one, and `small` says if many answers are
+    below the allowed error. In float32, means are not judged, and `mean_limit` is infinite.
     """
 
     name: str
@@ -344,14 +346,15 @@ class _Path:
 
 
 def by_mean(bound: Bound, rule: Rule) -> bool:
-    """Return whether the mean over the rows is judged, because rounding moves single rows by any distance."""
+    """Return whether the mean over the rows is judged, because rounding may shift single rows by any distance."""
     return rule.format == "int8" or (bound.jumps and rule.format != "fp32")
 
 
 def _channels(name: str, exact: Array, limits: Bounds, rule: Rule) -> list[tuple[int, Array]]:
     """Return the axes whose channels are judged, each with its limits.
 
-    A few rows have no typical error: the noise was drawn for other rows, and one row with a flipped spike dominates.
+    A small number of rows has no typical error: the noise was drawn for other rows, and one row with a flipped spike
+    dominates.
     """
     bound = limits.of(name)
     fewest = math.inf if by_mean(bound, rule) and not bound.whole else FEWEST_ROWS * (2 if bound.jumps else 1)
@@ -359,7 +362,7 @@ def _channels(name: str, exact: Array, limits: Bounds, rule: Rule) -> list[tuple
     return [
         (axis, _channel_limits(exact, axis, noise, rule))
         for axis, noise in by_axis.items()
-        if exact.shape[axis] == noise.shape[1]  # else the shape differs between batches
+        if exact.shape[axis] == noise.shape[1]  # otherwise the shape differs between batches
     ]
 
 
@@ -401,7 +404,7 @@ def _of_mean(bound: Bound, rows: int) -> float:
 def _unclear(paths: Sequence[_Path]) -> str:
     """Return why correct and wrong variants cannot be distinguished in this format, empty if they can.
 
-    Outputs that jump are compared with the noise, so noise near the spread hides any error.
+    Outputs that jump are compared with the noise, so noise close to the spread would hide any error.
     """
     for path in paths:
         noise, spread = path.bound.noise_mean, path.bound.spread
@@ -429,7 +432,7 @@ def _wrong(paths: Sequence[_Path]) -> str:
 
 
 def _broken(paths: Sequence[_Path]) -> str:
-    """Return errors that rounding cannot explain: values that are not finite, or far outside the answers' range."""
+    """Return errors that rounding cannot explain: values that are not finite, or are far outside the answers' range."""
     for path in paths:
         if path.not_finite:
             return f"{_named(path.name)} is not finite for {path.not_finite} of {len(path.errors)}"
@@ -439,9 +442,9 @@ def _broken(paths: Sequence[_Path]) -> str:
 
 
 def _undefined(exact: Observation) -> str:
-    """Return why there is nothing to compare with, if float64 itself gives answers that are not numbers.
+    """Return why there is nothing to compare with, if even float64's answers are not numbers.
 
-    An infinity counts as a number: a model may mask with -inf.
+    An infinity counts as a number, because a model may mask with -inf.
     """
     for name, values in exact.outputs.items():
         rows = _rows(values)
@@ -479,7 +482,7 @@ def _refused(exact: Observation, limits: Bounds, rule: Rule, reason: str) -> Che
 
 
 def off(exact: Observation, observed: Observation, limits: Bounds, rule: Rule) -> NDArray[np.bool_]:
-    """Return per image (images, 2) whether its outputs are off (or of another shape), and whether its codes are."""
+    """Return for each image (images, 2) whether its outputs are off (or misshapen), and whether its codes are."""
     are_off = np.zeros((_images(exact), 2), np.bool_)
     if _mismatch(exact, observed):
         return ~are_off
@@ -494,7 +497,7 @@ def excess(exact: Observation, observed: Observation, limits: Bounds, rule: Rule
     """Return each image's error as a multiple of the limit (images,), for its worst output.
 
     In half precision, most images of a network with thresholds exceed the limit, so it is replaced by the share of the
-    spread that makes a check void. An output without a batch dimension says nothing about single images.
+    spread that makes a check void. An output without a batch dimension reveals nothing about single images.
     """
     images = _images(exact)
     most_off = np.zeros(images)
@@ -515,8 +518,8 @@ def row_cap(number_format: Format, *, jumps: bool) -> float:
 def row_limit(bound: Bound, rule: Rule) -> float:
     """Return the limit of one row, even for an output that is judged by its mean.
 
-    In half precision, most rows of a network with thresholds exceed the bound's own limit, but few exceed the noise's
-    mean by this multiple of its deviation. Half the spread still tells one image's answer from another's.
+    In half precision, most rows of a network with thresholds exceed the bound's own limit, but few exceed the mean of
+    the noise by this multiple of its deviation. Half the spread still distinguishes the answers to different images.
     """
     if bound.whole:
         return 0.0
@@ -526,7 +529,7 @@ def row_limit(bound: Bound, rule: Rule) -> float:
 
 
 def changed(before: Mapping[str, Array], after: Mapping[str, Array], limits: Bounds) -> str:
-    """Return how the answer to the same batch changed by more than its limit, empty if it did not."""
+    """Return how the answer to the same batch changed by more than its limit; empty if it did not."""
     for name in dict.fromkeys([*before, *after]):
         if name not in before or name not in after or not same_sizes(before[name], after[name]):
             return f"{_named(name)} has a different shape than in the check"
@@ -558,7 +561,7 @@ def _argmax(exact: Observation, observed: Observation, tie_share: float) -> dict
 
 
 def _flipped(exact: Observation, observed: Observation) -> Array | None:
-    """Return the share of differing codes per image, None if either side hides them."""
+    """Return the share of differing codes per image, None if either side's codes are hidden."""
     if exact.codes is None or observed.codes is None:
         return None
     shares: Array = np.not_equal(exact.codes, observed.codes).mean(axis=1)
@@ -570,14 +573,14 @@ def _rows(values: Array) -> Array:
 
 
 def is_whole(exact: Array) -> bool:
-    """Return whether these answers are integers or booleans, which are equal or not."""
+    """Return whether these answers are integers or booleans, which are either equal or not."""
     return exact.dtype.kind != "f"
 
 
 def _distances(exact: Array, other: Array) -> Array:
     """Return the largest distance in each row, `NOT_FINITE` if a value is not finite and the other one differs.
 
-    For integers, return the share that differs.
+    For integers, the share that differs is returned.
     """
     distances = np.abs(_difference(exact, other))
     largest = distances.mean(axis=1) if is_whole(exact) and exact.size else distances.max(axis=1, initial=0.0)
@@ -601,7 +604,7 @@ def _numbers(values: Array) -> Array:
 
 
 def _shares(exact: Array, answers: Array, bound: Bound) -> Array:
-    """Return the error of each row as a share of the largest exact answer, or of the row's own if larger."""
+    """Return each row's error as a share of the largest exact answer, or of the row's own largest if larger."""
     own = 0.0 if bound.whole else np.abs(_numbers(exact)).max(axis=1, initial=0.0)
     shares: Array = _distances(exact, answers) / np.maximum(bound.largest, own)
     return shares

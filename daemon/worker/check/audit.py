@@ -1,4 +1,4 @@
-"""The audit of a timed run: wrong answers that the check did not see, and cached answers."""
+"""Audits a timed run: finds wrong answers that the check did not see, and cached answers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,19 +16,19 @@ from benchd.daemon.worker.check.truth import Reference, Truth
 from benchd.daemon.worker.structures import Answers, Batch, answered, gathered, rolled, values
 
 REPEATED_SHARE = 0.05
-TRIALS, PAIRS = 6, 8  # other load alone passes at most a share of 0.16 of the trials, and never six in a row
+TRIALS, PAIRS = 6, 8  # other programs alone pass at most a share of 0.16 of the trials, and never six in a row
 LONGEST_NS = 2**60
 TIMED = "while it was timed"
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The expected answers of a variant during timing and right after, and their limits.
+    """A variant's expected answers during timing and right after, and their limits.
 
-    `outputs` holds the reference's answers to batches of the pool by batch number, `own` the variant's answers to them
-    in the check. `fresh` are inputs that the variant has not seen (the last images of `reference`), and `fresh_outputs`
-    the reference's answers to each batch of them. `reference` is rebuilt on demand, so that no second model is in
-    memory during a timed run.
+    `outputs` contains the reference's answers to batches of the pool by batch number, `own` the variant's answers to
+    them in the check. `fresh` are inputs that the variant has not seen (the last images of `reference`), and
+    `fresh_outputs` the reference's answers to each batch of them. `reference` is rebuilt on demand, so that no second
+    model is in memory during a timed run.
     """
 
     outputs: dict[int, Answers]
@@ -42,7 +42,7 @@ class Expected:
 
 
 def audited(check: Check, expected: Expected, answers: Sequence[tuple[int, Batch]], when: str = TIMED) -> Check:
-    """Return the check with the verdict on answers given outside of it, if that is worse.
+    """Return the check with the verdict on answers given outside the check, if that is worse.
 
     `answers` come with their batch number. For a network with thresholds, the newest answer to each batch is compared
     with the reference, and every answer with the variant's own in the check: no run may produce different spikes.
@@ -61,7 +61,7 @@ def audited(check: Check, expected: Expected, answers: Sequence[tuple[int, Batch
 
 
 def _rounds(answers: Sequence[tuple[int, Answers]]) -> list[dict[int, Answers]]:
-    """Return the answers in rounds that contain each batch once: repeated rows would look like too little variation."""
+    """Return the answers in rounds with each batch once, because repeated rows would look like too little variation."""
     rounds: list[dict[int, Answers]] = []
     for place, answer in answers:
         free = next((held for held in rounds if place not in held), None)
@@ -82,7 +82,7 @@ def audited_fresh(check: Check, expected: Expected, loaded: Loaded) -> Check:
 
 def _near_thresholds(expected: Expected, answers: list[Answers]) -> Expected:
     """Return the expectation with the limits of a network with thresholds, if the unseen inputs show that it is one."""
-    with torch.inference_mode(mode=False):  # weights created in that mode cannot be shared outside it
+    with torch.inference_mode(mode=False):  # weights created in inference mode cannot be shared outside it
         reference = expected.reference()
     right = Truth(reference, expected.rule, reference.answers(), expected.limits)
     sides = _sides(expected, expected.fresh_outputs, answers)
@@ -115,7 +115,7 @@ def repeated_is_faster(loaded: Loaded, pool: Sequence[Batch], beat: Callable[[],
     """Return whether timed inputs are answered over 5 % faster than unseen ones in all trials; call `beat` before each.
 
     An unseen input is a permutation of a timed one. Each is written to memory right before it is read, so that CPU
-    caches favour neither.
+    caches do not favour either.
     """
     return all(_is_faster(loaded, pool, trial * PAIRS, beat) for trial in range(TRIALS))
 
@@ -139,7 +139,7 @@ def _is_faster(loaded: Loaded, pool: Sequence[Batch], first: int, beat: Callable
 
 
 def may_be_cached(unseen: Sequence[int], seen: Sequence[int]) -> bool:
-    """Return whether `is_cached` is true of the PAIRS that begin with these times, for some values of the rest."""
+    """Return whether `is_cached` may still be true for the PAIRS pairs that start with these times."""
     missing = PAIRS - len(seen)
     return is_cached([*unseen, *[LONGEST_NS] * missing], [*seen, *[0] * missing])
 
@@ -147,6 +147,6 @@ def may_be_cached(unseen: Sequence[int], seen: Sequence[int]) -> bool:
 def is_cached(unseen: Sequence[int], seen: Sequence[int]) -> bool:
     """Return whether the median for seen inputs is over 5 % below the lower quartile for unseen ones.
 
-    This also finds a cache that does not always hit, and other load rarely looks like it in every trial.
+    This also detects a cache that does not always hit, and other programs rarely look like one in every trial.
     """
     return bool(np.median(seen) < (1 - REPEATED_SHARE) * np.quantile(unseen, 0.25))

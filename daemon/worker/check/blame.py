@@ -1,4 +1,4 @@
-"""Whether a failed check is caused by the model itself, if its answers in float32 differ from those in float64."""
+"""Finds out whether the model itself caused a failed check, because its float32 answers differ from float64's."""
 
 from functools import partial
 
@@ -16,7 +16,7 @@ from benchd.models import catalog
 
 
 def of_model(right: Truth, exact: Observation, images: Batch) -> str:
-    """Return what makes plain float32 PyTorch differ from the `exact` answers to these images, empty if it does not.
+    """Return why plain float32 PyTorch differs from the `exact` answers to these images; empty if it does not.
 
     A cast, an autocast, random numbers or a jump in the model affects every variant.
     """
@@ -24,7 +24,7 @@ def of_model(right: Truth, exact: Observation, images: Batch) -> str:
     workload, job, size = double.workload, double.job, double.job.case.batch_size
     if job.onnx and (half := getattr(workload.plain, "casts_to", "")):
         return f"{job.onnx.name} itself casts to {half}, which a runtime may leave out"
-    if right.why_fp32 or job.case.model in catalog.MODELS:  # their void checks come from rounding
+    if right.why_fp32 or job.case.model in catalog.MODELS:  # the void checks of these models are due to rounding
         return ""
     limits = right.limits if rule == right.rule else double.bounds(rule)
     single = backends.load(Variant(), workload.source, double.device, images[:size])

@@ -1,4 +1,4 @@
-"""The numerical check before any timing: a variant against the same model in float64 on the same inputs."""
+"""The numerical check before any timing: compares a variant with the same model in float64 on the same inputs."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -21,15 +21,15 @@ from benchd.daemon.worker.check.truth import Reference, Truth
 from benchd.daemon.worker.structures import Answers, Batch, cycled, joined, of_batch, rolled, values
 from benchd.daemon.worker.workload import Workload, build
 
-# with thresholds, one borderline neuron flips thousands after it, and int8 is judged by classes: a share needs many
+# many images are needed for shares: one borderline neuron flips thousands after it, and int8 is judged by classes
 SPIKING_IMAGES = 64
-FRESH_IMAGES = 4  # run once, after the clock has stopped
+FRESH_IMAGES = 4  # images run once, after the clock has stopped
 KNOWN_BYTES = 8 * 2**20
-PROJECTIONS, PROJECTED_IMAGES = 4, 8  # the same for every check, however many images it judges
+PROJECTIONS, PROJECTED_IMAGES = 4, 8  # the same for every check, regardless of the number of images
 
 
 class Checked(NamedTuple):
-    """The check, the expected answers of the timed section if known, and `Reference.synaptic_flops`."""
+    """The check, the expected answers in the timed section, if known, and `Reference.synaptic_flops`."""
 
     check: Check
     expected: Expected | None
@@ -85,7 +85,7 @@ def _projected(values: NDArray[np.float64]) -> list[float]:
 def _observed(
     workload: Workload, loaded: Loaded, job: Job, tell: Callable[[str], None]
 ) -> tuple[Batch, int, Observation]:
-    """Return the images, the number of batches checked, and the variant's answers to these batches."""
+    """Return the images, the number of checked batches, and the variant's answers to these batches."""
     size, by_share = job.case.batch_size, workload.judged_by == "codes" or job.case.variant.precision == "int8"
     if job.limits.check_images < SPIKING_IMAGES and not by_share:
         first = observe(loaded, workload.plain, cycled(workload.images, size), size, job.case.seed)
@@ -142,21 +142,21 @@ def _expected(right: Truth, observed: Observation, checked: int) -> Expected | N
 
 
 def number_format(precision: Precision, device: torch.device) -> Format:
-    """Return the number format that decides the tolerance; amp computes in fp16 on CUDA and in bf16 on a CPU."""
+    """Return the number format that determines the tolerance; amp computes in fp16 on CUDA and in bf16 on a CPU."""
     if precision != "amp":
         return precision
     return "fp16" if device.type == "cuda" else "bf16"
 
 
 def _without_reference(workload: Workload, job: Job) -> str:
-    """Return why the check of a user's quantised file proves nothing, empty if the check is meaningful."""
+    """Return why the check of a user's quantised file proves nothing; empty if the check is meaningful."""
     if job.onnx is None or not getattr(workload.plain, "is_quantised", False):
         return ""
     return f"no fp32 reference: {job.onnx.name} was compared with itself; give its original as --reference"
 
 
 def _undefined(workload: Workload, job: Job) -> str:
-    """Return the integer inputs limited to 0 and 1 because nothing gives their range, empty if there are none."""
+    """Return the integer inputs that are limited to 0 and 1 because their range is unknown; empty if there are none."""
     said = {spec.name for spec in job.own.inputs if spec.span} if job.own and job.module else set()
     drawn = [
         spec.name or f"input {place}"
@@ -167,7 +167,7 @@ def _undefined(workload: Workload, job: Job) -> str:
 
 
 def _note(job: Job) -> str:
-    """Return the check's caveat about the weights, empty if there is none."""
+    """Return the check's caveat about the weights; empty if there is none."""
     if job.inputs.weights or job.onnx or job.inputs.accuracy:
         return ""
     return "accuracy unknown" if job.module else "agreement on random weights, accuracy unknown"

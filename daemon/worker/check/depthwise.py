@@ -1,7 +1,7 @@
-"""Depthwise convolutions in float64 on a CPU, where torch runs one matrix product per channel.
+"""Speeds up depthwise convolutions in float64 on a CPU, where torch runs one matrix product per channel.
 
-A net for small devices spends most of its reference there. Shifted products of whole images give the same sums, up to
-20 times as fast.
+In a net for small devices, the reference spends most of its time there. Shifted products of whole images give the same
+sums, up to 20 times as fast.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class Depthwise(TorchFunctionMode):
-    """Computes each depthwise `torch.conv2d` of float64 on a CPU by `depthwise`, and leaves all else to torch."""
+    """Computes each depthwise `torch.conv2d` in float64 on a CPU faster, and leaves everything else to torch."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation."""
@@ -31,7 +31,7 @@ def conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Return `torch.conv2d` of the same arguments: (batch, channels, height, width), weight (channels, 1, h, w)."""
+    """Return the result of `torch.conv2d`: input (batch, channels, height, width), weight (channels, 1, h, w)."""
     is_depthwise = groups > 1 and weight.shape[:2] == (groups, 1) and input.dim() == 4
     if not is_depthwise or input.dtype != torch.float64 or input.device.type != "cpu" or isinstance(padding, str):
         return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)

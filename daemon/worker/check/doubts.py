@@ -1,7 +1,7 @@
 """Further tests of a network with thresholds whose check tolerates some wrong images.
 
-One spike changed by rounding changes thousands more, so a single wrong image proves nothing. A fault shows in the
-pattern: always the same position in the batch, or images that rounding does not change.
+One spike that is changed by rounding changes thousands more, so a single wrong image proves nothing. A fault reveals
+itself by a pattern: always the same position in the batch, or images that rounding does not change.
 """
 
 import numpy as np
@@ -16,13 +16,13 @@ IMAGES_IN_PLACE = 12
 
 
 def found(loaded: Loaded, right: Truth, exact: Observation, observed: Observation) -> str:
-    """Return why the wrong images are not due to rounding, empty if they may be; `exact` has the first images."""
+    """Return why the wrong images are not due to rounding; empty if they may be. `exact` has the first images."""
     place = _place_in_batch(loaded, right, agreement.excess(exact, observed, right.limits, right.rule))
     if place is not None:
         return f"the answer at position {place} of the batch is off for most of {IMAGES_IN_PLACE} images placed there"
     off = agreement.off(exact, observed, right.limits, right.rule)
     is_whole = any(map(agreement.is_whole, right.exact.outputs.values()))
-    if not off.any() or (right.rule.format != "fp32" and not is_whole):  # rounding moves most
+    if not off.any() or (right.rule.format != "fp32" and not is_whole):  # rounding shifts most images
         return ""
     firm = truth.unmoved(right, off)
     drawn = f"{truth.EXCUSES} draws of {truth.EXCUSE_TIMES:g} times its rounding"
@@ -34,13 +34,14 @@ def found(loaded: Loaded, right: Truth, exact: Observation, observed: Observatio
 
 
 def _place_in_batch(loaded: Loaded, right: Truth, excess: np.ndarray) -> int | None:
-    """Return the first position in the batch that is wrong for half of the images placed there, None if there is none.
+    """Return the first position in the batch where half of the images placed there are wrong, None if there is none.
 
-    `excess` is the check's. Batches shifted by one image put other images at each position, until the result is clear.
+    `excess` is from the check. Batches shifted by one image place different images at each position, until the result
+    is clear.
     """
     case, plain, images = right.reference.job.case, right.reference.workload.plain, right.reference.images
     size = case.batch_size
-    if size == 1 or not (excess > 1).any():  # an answer may lack a row per image
+    if size == 1 or not (excess > 1).any():  # an answer may lack separate rows for images
         return None
     by_place = list(excess.reshape(-1, size))
     for first in range(1, len(images) - size + 1):

@@ -18,7 +18,7 @@ from benchd.daemon.worker.workload import Workload
 
 
 def refuse_others(folder: Path, workload: Workload, loaded: Loaded) -> None:
-    """Raise UnfitModel if the loaded files give other answers to their folder's golden inputs, or use other names."""
+    """Raise UnfitModel if the loaded files give different answers to the folder's golden inputs, or names differ."""
     shipped = manifest.read(folder)
     _refuse_wide(shipped)
     with np.load(folder / GOLDEN, allow_pickle=False) as file:
@@ -37,7 +37,7 @@ def refuse_others(folder: Path, workload: Workload, loaded: Loaded) -> None:
 
 
 def _refuse_wide(shipped: Manifest) -> None:
-    """Raise UnfitModel for a tolerance wider than `benchd ship` writes for any model in this number format."""
+    """Raise UnfitModel for a tolerance that is wider than any that `benchd ship` writes for this number format."""
     in_format = number_format(shipped.case.variant.precision, torch.device(shipped.environment.device))
     cap = agreement.row_cap(in_format, jumps=shipped.golden.rows_off > 0)
     for name, tolerance in shipped.golden.tolerances.items():
@@ -59,7 +59,7 @@ def _refuse(golden: Golden, rows_off: Mapping[str, int], worst: Mapping[str, flo
 def _answers(
     shipped: Manifest, arrays: Mapping[str, np.ndarray], place: int, workload: Workload, loaded: Loaded
 ) -> Answers:
-    """Return the answers to one golden batch by name; raise UnfitModel for other names."""
+    """Return the answers to one golden batch by name; raise UnfitModel for different names."""
     own = [spec.name for spec in getattr(workload.plain, "inputs", [])] if workload.source.own else []
     names = [tensor.name for tensor in shipped.inputs]
     if own and own != names:
@@ -70,7 +70,7 @@ def _answers(
     try:
         with torch.inference_mode():
             output = loaded.run(batch, *(value.to(loaded.device) for value in given[count:]))
-    except Exception as error:  # a runtime may raise anything for inputs of another layout
+    except Exception as error:  # a runtime may raise anything for inputs with a different layout
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UnfitModel(f"{NOT_GOLDEN}: it fails on the golden inputs: {lines[0]}") from error
     answers = answered(output)
@@ -86,7 +86,7 @@ def _answers(
 def _off(answers: Answers, exact: np.ndarray, name: str) -> np.ndarray:
     """Return how far each row of an output is off, as a share of the largest finite exact answer.
 
-    NaN is always off; an infinity, as in a mask, is not if the exact answer is the same one.
+    NaN is always off; an infinity, for example in a mask, is not off if the exact answer is the same.
     """
     answer = answers[name]
     if not same_sizes(answer, exact):

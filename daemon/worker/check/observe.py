@@ -27,10 +27,10 @@ def observe(
     rows: Sequence[int] | None = None,
     tell: Callable[[str], None] = untold,
 ) -> Observation:
-    """Run all images batch by batch and gather the outputs and, if visible, the neurons' codes.
+    """Run all images batch by batch, and collect the outputs and, if visible, the neurons' codes.
 
-    `plain` shows which random numbers the model needs, which the loaded form may hide; each image gets the numbers for
-    its index in `rows` (default: counting from 0). `tell` is called with the progress before each batch.
+    `plain` reveals which random numbers the model needs, which the loaded form may hide; each image gets the numbers
+    for its index in `rows` (by default counted from 0). `tell` is called with the progress before each batch.
     """
     outputs, codes, sizes = [], [], list[int]()
     with torch.inference_mode():
@@ -83,7 +83,7 @@ def uniforms(module: nn.Module, rows: Sequence[int], batch: Batch, seed: int) ->
 
 @contextmanager
 def _codes(module: nn.Module | None, batch: int) -> Iterator[list[np.ndarray]]:
-    """While open, collect the codes (batch, features) of each of the module's neurons in forward order."""
+    """Inside the block, collect the codes (batch, features) of each layer of neurons in forward order."""
     seen: list[np.ndarray] = []
     steps = int(getattr(module, "time_steps", 1))
 

@@ -1,4 +1,4 @@
-"""Reference answers of a check, stored between processes under everything they were computed from."""
+"""The reference answers of a check, stored between processes by everything that they were computed from."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +23,9 @@ Compute = Callable[[], Arrays]
 
 
 def kept(folder: Path, facts: Mapping[str, Any], compute: Compute) -> Arrays:
-    """Return the arrays for these facts in `folder`, computed if absent; the oldest ones are deleted above a limit."""
+    """Return the arrays for these facts in `folder`, computing absent ones; above a limit, the oldest are deleted."""
     with ArtifactStore(folder, LIMIT_BYTES) as store:
-        # uncompressed, because the numbers look random; no options, which NumPy 1 stores as arrays
+        # uncompressed, because the numbers look random; without options, which NumPy 1 would store as arrays
         artifact = store.produce(key_of(facts), facts, lambda path: np.savez(path, **compute()))  # type: ignore[arg-type]
         with np.load(artifact.path, allow_pickle=False) as arrays:
             return dict(arrays)
@@ -34,7 +34,7 @@ def kept(folder: Path, facts: Mapping[str, Any], compute: Compute) -> Arrays:
 def facts(
     name: str, workload: Workload, job: Job, images: Batch, batch_size: int, device: torch.device
 ) -> dict[str, Any]:
-    """Return the facts that determine the model's answer to these images; `name` says which answer."""
+    """Return the facts that determine the model's answer to these images; `name` says which answer that is."""
     return {
         "model": job.case.model,
         "precision": name,

@@ -1,4 +1,4 @@
-"""The reference of a variant: the same model's answers in float64, and the effect of rounding on them.
+"""The reference for a variant: its model's answers in float64, and the effect of rounding on them.
 
 If a user's model cannot run in float64, float32 on the CPU replaces it.
 """
@@ -47,19 +47,19 @@ from benchd.exporters import doubled
 from benchd.exporters.artifacts import ArtifactError
 from benchd.models import catalog
 
-# draws of noise and images per draw: many channels need many draws, and a share needs many images; an image takes
-# Vision Mamba half a second
+# draws of noise and images per draw: many channels need many draws, and shares need many images; Vision Mamba takes
+# half a second per image
 NOISE, NOISE_OF_OURS, NOISE_OF_SHARES = (8, 4), (8, 2), (2, 72)
-# an image that the variant's own rounding changes is unchanged in all of these draws once in 10,000 cases
+# in one of 10,000 cases, an image that the variant's own rounding changes is unchanged in all of these draws
 EXCUSES, EXCUSE_TIMES = 16, 4.0
-TRIALS = 16  # pairs of runs: dropout of a few numbers often keeps the same ones
-WHOLE_BELOW = 2**24  # all larger 32-bit floats are whole
+TRIALS = 16  # pairs of runs, because dropout of a few numbers often keeps the same ones
+WHOLE_BELOW = 2**24  # all larger 32-bit floats are integers
 OF_FILE = "compared with {} on the CPU without graph optimisation, in its own number format"
 
 
 @dataclass(frozen=True)
 class Truth:
-    """The exact answers of a reference, a variant's limits under a rule, and the reason if they are in float32."""
+    """A reference's exact answers, a variant's limits under a rule, and the reason if the answers are in float32."""
 
     reference: "Reference"
     rule: Rule
@@ -76,7 +76,7 @@ def find(
     device: torch.device,
     tell: Callable[[str], None] = untold,
 ) -> Truth:
-    """Return the truth for these images; raise UnfitModel for a model without one, and the model's own errors."""
+    """Return the truth for these images; raise UnfitModel for a model that has none, and the model's own errors."""
     double = Reference(workload, job, images, torch.float64, device, tell)
     try:
         return Truth(double, rule, double.answers(), double.bounds(rule), _of_file(job.onnx) if job.onnx else "")
@@ -94,9 +94,10 @@ def _of_file(own: UserFile) -> str:
 
 
 def with_thresholds(right: Truth, off: NDArray[np.bool_]) -> Truth:
-    """Return the truth for a network with thresholds, if rounding itself moves each of the few images `off`.
+    """Return the truth for a network with thresholds, if rounding alone shifts each of the few images `off`.
 
-    A user's network does not say whether it has thresholds, and the few images in its noise may all be far from them.
+    A user's network does not reveal whether it has thresholds, and the few images in its noise may all be far from
+    them.
     """
     share = off.any(axis=1).mean()
     if right.rule.format != "fp32" or right.rule.spiking or not 0 < share <= JUMPING_SHARE:
@@ -108,9 +109,9 @@ def with_thresholds(right: Truth, off: NDArray[np.bool_]) -> Truth:
 
 
 def unmoved(right: Truth, off: NDArray[np.bool_], times: float = EXCUSE_TIMES) -> list[int]:
-    """Return the images `off` (images, 2, from `agreement.off`) whose error rounding does not explain.
+    """Return the images `off` (images, 2, from `agreement.off`) whose errors are not explained by rounding.
 
-    Each draw of noise is `times` the format's rounding, by default four times, to cover sums in another order too.
+    Each draw of noise is `times` the format's rounding, by default four times, to allow for sums in a different order.
     """
     rows = np.flatnonzero(off.any(axis=1)).tolist()
     exact, rule = of_images(right.exact, rows), right.rule
@@ -132,7 +133,7 @@ def unmoved(right: Truth, off: NDArray[np.bool_], times: float = EXCUSE_TIMES) -
 
 @dataclass(frozen=True)
 class Reference:
-    """The plain model in one precision on one device, and the images that it is run on."""
+    """The plain model in one precision on one device, and the images on which it runs."""
 
     workload: Workload
     job: Job
@@ -148,9 +149,9 @@ class Reference:
         return Observation(outputs, kept.get("codes"))
 
     def synaptic_flops(self) -> float | None:
-        """Return the least FLOPs per image of the products, at the spike rates that these images cause.
+        """Return the minimum FLOPs of the products per image, at the spike rates that these images cause.
 
-        A layer that reads plain values counts in full; None for a network without spikes.
+        Layers that read plain values are counted in full; None for a network without spikes.
         """
         flops = self._exact().get("synaptic flops")
         return None if flops is None else float(flops)
@@ -191,11 +192,11 @@ class Reference:
         are_counted = rule.spiking or any(map(agreement.is_whole, exact.outputs.values()))
         is_ours = not self.job.own
         draws, images = NOISE_OF_SHARES if are_counted else NOISE_OF_OURS if is_ours else NOISE
-        size = min(size, images) if is_ours else size  # batching does not change its answers
+        size = min(size, images) if is_ours else size  # batching does not change the answers of our models
         batches = min(-(-images // size), total // size)
 
         def draw(seed: int) -> agreement.Draw:
-            """Return the noise of the next images, starting again with the first after the last."""
+            """Return the noise of the next images, returning to the first after the last."""
             places = sorted((seed * batches + place) % (total // size) for place in range(batches))
             rows = [row for place in places for row in range(place * size, (place + 1) * size)]
             key = rule.format, seed, tuple(rows)
@@ -221,7 +222,7 @@ class Reference:
         return Bounds(outputs, bool(kept["stable"]), channels)
 
     def kept(self, name: str, compute: references.Compute, **more: object) -> references.Arrays:
-        """Return arrays that an earlier process computed from the same facts, or compute them; `more` adds facts."""
+        """Return arrays that an earlier process computed from the same facts and `more`, or compute them."""
         workload, kind = self.workload, str(self.dtype).removeprefix("torch.")
         facts = references.facts(
             f"{kind}-{name}", workload, self.job, self.images, workload.reference_batch, self.device
@@ -230,9 +231,9 @@ class Reference:
 
     @cached_property
     def _first(self) -> dict[str, str]:
-        """Return a hash of the present answer of a user's module to the first batch.
+        """Return a hash of the current answer of a user's module to the first batch.
 
-        If it differs from an earlier process's, something that no hash covers has changed the model.
+        If it differs from an earlier process's, the model was changed by something that is not hashed.
         """
         if not self.job.module:
             return {}
@@ -245,7 +246,7 @@ class Reference:
         return {}
 
     def _module(self) -> nn.Module:
-        with torch.inference_mode(mode=False):  # the audit runs in that mode, whose weights have no gradient
+        with torch.inference_mode(mode=False):  # the audit runs in inference mode, whose weights have no gradients
             module = self.workload.reference() if self.dtype == torch.float64 else copy.deepcopy(self.workload.plain)
             return module.to(self.device)
 
@@ -262,7 +263,7 @@ class Reference:
         what: str = "reference",
         rounding: Rounding | None = None,
     ) -> Observation:
-        """Return the answers of a module, each operation's with this rounding; the progress says `what` it is for."""
+        """Return a module's answers, with this rounding of each operation; the progress says `what` is computed."""
         size, seed = self.workload.reference_batch, self.job.case.seed
         loaded, tell = self.loaded(module), self.tell
         with Depthwise(), rounding or nullcontext():  # in this order, so that a whole convolution is rounded once
@@ -285,29 +286,29 @@ class Reference:
         as_read = doubled.places(module) if self.dtype == torch.float64 else set()
         with torch.no_grad():
             for tensor in state.values():
-                # a quantised module's state also holds other types
+                # a quantised module's state also contains other types
                 if isinstance(tensor, Tensor) and tensor.data_ptr() not in as_read:
                     tensor.copy_(rounding.rounded(tensor))
         module.load_state_dict(state)  # also updates values derived from weights
-        with torch.inference_mode():  # like all inputs other than the pool's
+        with torch.inference_mode():  # like all inputs except those in the pool
             images = each(rows_of(self.images, torch.tensor(rows)), rounding.rounded)
         return self._run(module, images, rows, what, rounding)
 
 
 def _whole(answers: NDArray[Any]) -> NDArray[Any]:
-    """Return float answers that are all whole numbers as integers, others unchanged."""
+    """Return float answers as integers if they are all whole numbers, otherwise unchanged."""
     is_whole = answers.size and (np.abs(answers) < WHOLE_BELOW).all() and (answers == np.rint(answers)).all()
     return answers.astype(np.int64) if is_whole else answers
 
 
 def _refuse_odd(exact: Observation, loaded: Loaded, first: Batch, count: int, data: str) -> None:
-    """Run the `first` batch of `count` inputs again; raise UnfitModel for a model that cannot be a reference.
+    """Run the `first` batch of `count` inputs again; raise UnfitModel for a model that cannot serve as a reference.
 
-    It cannot if its answer is not finite or changes between runs, or if it writes to its input.
+    Its answer must be finite and must not change between runs, and it must not write to its input.
     """
     batch = cast(first, loaded.dtype).to(loaded.device).clone()
     before = batch.clone()
-    of_file: Any = getattr(loaded.module, "answer_again", None)  # writes to memory with other values
+    of_file: Any = getattr(loaded.module, "answer_again", None)  # which writes to memory that contains other values
     with torch.inference_mode():
         again = answered(of_file(*values(batch)) if of_file else loaded.run(batch))
     if not all(map(torch.equal, values(batch), values(before))):

@@ -21,7 +21,7 @@ from benchd.daemon.worker.profiling.torch_profiler import module_ranges
 from benchd.daemon.worker.profiling.work import Work, open_work
 from benchd.daemon.worker.steps import wait_for
 
-# the module of each method and the field for its result; a profiler, with which `benchmark` ends, slows all later
+# the module of each method and the field for its result; `benchmark` is last, because its profiler slows all later
 # launches
 METHODS = {
     "layers": ("layers", "layers"),
@@ -33,13 +33,13 @@ METHODS = {
 
 
 def main() -> int:
-    """Read the job, run its methods, and answer whatever happens: on the pipe or, under an Nsight tool, on stdout."""
+    """Read the job, run its methods, and answer in any case: on the pipe or, under an Nsight tool, on stdout."""
     sys.stderr, _ = lasting(sys.stderr, STDERR, ticker_of(sys.stderr))
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=ProfileJob)
     fd = int(sys.argv[1]) if len(sys.argv) > 1 else os.dup(sys.stdout.fileno())
     with os.fdopen(fd, "wb") as answer:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries and modules print
-        tell = partial(_tell, answer if len(sys.argv) > 1 else None)  # an Nsight tool takes one answer
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # because libraries and modules print to stdout
+        tell = partial(_tell, answer if len(sys.argv) > 1 else None)  # under an Nsight tool, there is a single answer
         answer.write(msgspec.json.encode(collected(job, tell)) + b"\n")
     return 0
 
@@ -51,7 +51,7 @@ def _tell(pipe: BinaryIO | None, stage: Stage) -> None:
 
 
 def collected(job: ProfileJob, tell: Callable[[Stage], None] = lambda _: None) -> Collected:
-    """Return the results of the job's methods, or why none could start; call `tell` when each starts."""
+    """Return the results of the job's methods, or why none could start; call `tell` at the start of each."""
     try:
         sys.stderr.write("build and load the model\n")
         tell(Stage("build"))
@@ -73,7 +73,7 @@ def collected(job: ProfileJob, tell: Callable[[Stage], None] = lambda _: None) -
 
 
 def _results(work: Work, tell: Callable[[Stage], None]) -> dict[str, Any]:
-    """Return the result of each method by its field; a method that fails loses only its own result."""
+    """Return each method's result by its field; a method that fails loses only its own result."""
     wanted = [name for name in METHODS if name in work.job.methods]
     results: dict[str, Any] = {"failed": []}
     for number, name in enumerate(wanted, 1):

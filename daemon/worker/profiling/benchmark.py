@@ -1,4 +1,4 @@
-"""Speed without a profiler: a whole step, its passes separately, and the cost that the torch profiler adds."""
+"""Measures the speed without a profiler: a whole step, its separate passes, and the torch profiler's cost."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from benchd.daemon.worker.measure import no_collection
 from benchd.daemon.worker.profiling.torch_profiler import activities, module_ranges
 from benchd.daemon.worker.profiling.work import Work
 
-LEAST_S = 1.0  # measured time per figure, for at least the job's runs
+LEAST_S = 1.0  # minimum measured time per figure, in addition to the job's minimum number of runs
 BLOCKS = 10
 
 
@@ -45,10 +45,10 @@ def _by_turns(work: Work, calls: Sequence[Callable[[], object]]) -> list[list[in
 
 
 def _distribution(values_ns: Sequence[int]) -> Distribution:
-    """Return the median of successive blocks with its interval or, if there is none, the range of the values."""
+    """Return the median of successive blocks with its interval or, without one, the range of the values."""
     size = max(1, len(values_ns) // BLOCKS)
     medians = [float(median(values_ns[i : i + size])) for i in range(0, len(values_ns) - size + 1, size)]
-    # on logarithms, so that the interval of few noisy blocks does not reach below zero
+    # on logarithms, so that the interval of a few noisy blocks cannot extend below zero
     centre_ns, interval = statistics.on_logarithms(medians) if len(medians) > 1 else (medians[0], None)
     interval = interval or Interval(min(values_ns), max(values_ns))
     return Distribution(
@@ -63,7 +63,7 @@ def _distribution(values_ns: Sequence[int]) -> Distribution:
 
 
 def _overhead(work: Work) -> float:
-    """Return the cost of recording as a share of a step; starting and reading the profiler does not count.
+    """Return the cost of recording as a share of a step, without starting and reading the profiler.
 
     All plain steps come first: on a GPU, the profiler's library stays attached and slows later launches.
     """

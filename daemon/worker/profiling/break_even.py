@@ -1,9 +1,9 @@
-"""The method `break-even`: a spiking net's time at firing rates from 0 to 1, between runs of its ANN.
+"""The method `break-even`: measures a spiking net at firing rates from 0 to 1, between runs of its ANN.
 
-Each layer of neurons still computes, but then passes on spikes drawn before the clock started: independent ones at the
-same rate in every layer, with the layer's own shape, dtype and height. The rate is therefore exact and equal
-everywhere, without dynamics. Points come in random order, each followed by the net without spikes, which is exposed to
-the same disturbances.
+Each layer of neurons still computes, but then passes on spikes that were drawn before the clock started: independent
+ones at the same rate in every layer, with the layer's own shape, dtype and height. The rate is therefore exact and the
+same everywhere, without dynamics. Points come in random order, each followed by the net without spikes, which is
+exposed to the same disturbances.
 """
 
 import random
@@ -27,19 +27,20 @@ from benchd.models.stbif import SpikingNetwork
 
 RATES = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.14, 0.2, 0.27, 0.35, 0.45, 0.55, 0.7, 0.85, 1.0)
 MIN_ROUNDS = 3
-RUNS = 3  # timed together, after one that refills the caches
+RUNS = 3  # runs timed together, after one that refills the caches
 
 
 def run(work: Work) -> Sweep:
     """Return the times of this process; raise Unsupported for a variant that runs as a whole."""
     require_modules(work)
-    module = cast(SpikingNetwork, work.module)  # like every catalogued net with an ANN
+    module = cast(SpikingNetwork, work.module)  # true for every catalogued net with an ANN
     ann, drawn = _without_spikes(work), _Drawn(module, work.forward)
     points = {rate: RateTimes(rate=rate) for rate in RATES}
     own = RateTimes(rate=drawn.own_rate)
     with drawn:
         for _ in range(max(MIN_ROUNDS, work.job.runs)):
-            for point in random.sample([*points.values(), own], len(points) + 1):  # the order in time
+            # the order in which they are measured
+            for point in random.sample([*points.values(), own], len(points) + 1):
                 drawn.draw(None if point is own else point.rate)
                 before = layer.calls()
                 work.timed(work.forward)
@@ -78,7 +79,7 @@ def _repeated(work: Work) -> tuple[Window, int]:
 
 
 class _Drawn:
-    """Replaces the outputs of each layer of neurons by drawn spikes, while open."""
+    """Replaces the outputs of each layer of neurons with drawn spikes, inside a `with` block."""
 
     def __init__(self, module: SpikingNetwork, forward: Callable[[], object]) -> None:
         self._heights = module.emitters()

@@ -1,4 +1,4 @@
-"""The rows of a breakdown, a tree of names: the times of several runs, and the costs and spikes of all parts."""
+"""Builds the rows of a breakdown, a tree of names, from the times of several runs, and the parts' costs and spikes."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
@@ -21,11 +21,11 @@ def rows(
     part_spikes: Sequence[tuple[Path, Spikes]],
     rates: Probes,
 ) -> list[LayerRow]:
-    """Return a row for each part and each group of parts, a group before its parts.
+    """Return a row for each part and each group of parts; a group precedes its parts.
 
-    `runs` hold the nanoseconds of each part; costs and spikes come in any order. A part's time is its median over the
-    runs, with the shortest and longest as bounds; a group's are sums over its parts. What a group does itself is its
-    part "... other".
+    `runs` contain the nanoseconds of each part; costs and spikes may be in any order. A part's time is its median over
+    the runs, with the shortest and longest as bounds; a group's times are sums over its parts. A group's own work is
+    its part "... other".
     """
     complete = [dict(_with_own_parts(run)) for run in runs]
     every = {part: sorted(run[part] for run in complete) for part in complete[0]}

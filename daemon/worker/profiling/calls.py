@@ -1,7 +1,7 @@
 """The calls of modules, observed without changing what runs.
 
-Hooks would change it: with a hook inside, nn.TransformerEncoderLayer does not run its fused operator, and with a hook
-for all modules torch.compile recompiles.
+Hooks would change that: with a hook inside, nn.TransformerEncoderLayer does not run its fused operator, and with a hook
+for all modules, torch.compile recompiles.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,9 +14,9 @@ from torch import nn
 
 @contextmanager
 def calls_through(call: Callable[..., Any], modules: Iterable[nn.Module]) -> Iterator[None]:
-    """While open, run each forward pass of these modules as `call(module, forward, *inputs, **options)`.
+    """Inside the block, run each forward pass of these modules as `call(module, forward, *inputs, **options)`.
 
-    Modules inside a compiled module are left alone: its graph would no longer match.
+    Modules inside a compiled module are left alone, because its graph would no longer match.
     """
     every = dict.fromkeys(modules)
     compiled = {

@@ -1,10 +1,10 @@
-"""The minimum work of each part of a forward pass, as a separate step.
+"""Counts the minimum work of each part of a forward pass, as a separate step.
 
-A part reads its parameters and its inputs and writes its outputs once, in their own dtypes; of an embedding table it
-reads as many rows as it writes, and a part that only passes on its input moves nothing. Products are counted from the
-observed shapes, 2 per multiply-add, including taps on padding and scores hidden by a mask; neurons, norms and the parts
-of Vision Mamba by the formulas of benchd.models.cost. Fused steps move less: the floor of a model is below the sum of
-its parts' floors.
+A part reads its parameters and its inputs and writes its outputs once, in their own dtypes; from an embedding table it
+reads as many rows as it writes, and a part that only passes on its input does not move any bytes. Products are counted
+from the observed shapes, 2 per multiply-add, including taps on padding and scores hidden by a mask; neurons, norms and
+the parts of Vision Mamba by the formulas of benchd.models.cost. Fused steps move less, so the floor of a model is below
+the sum of its parts' floors.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +29,7 @@ ELEMENTWISE = {PooledLif: LIF, StBif: ST_BIF, Quantiser: QUANTISER, RmsNorm: NOR
 def count(
     module: nn.Module, forward: Callable[[], object], batch_size: int, segments: Segments
 ) -> list[tuple[Path, Cost]]:
-    """Return the cost of each call of a part in one forward pass; a call that contains other parts has no cost itself.
+    """Return the cost of each call of a part in one forward pass; a call with other parts inside has no own cost.
 
     A fused operator replaces the parts of a layer and is then counted for that layer.
     """
@@ -52,7 +52,7 @@ def count(
 
 
 def _fused() -> dict[object, Callable[..., int]]:
-    """Return formulas for the products of each fused operator that torch's counter does not know, from its tensors."""
+    """Return formulas for the products of each fused operator that torch's counter lacks, given its tensors."""
     aten = torch.ops.aten
     formulas: dict[str, Callable[..., int]] = {
         "_native_multi_head_attention": lambda query, *given, **_: _attention(query, given[4:8]),
@@ -65,7 +65,7 @@ def _fused() -> dict[object, Callable[..., int]]:
 
 
 def _attention(tokens: torch.Tensor, weights: Iterable[object]) -> int:
-    """Return the products of self-attention over (batch, length, width), nested if the lengths differ."""
+    """Return the products of self-attention over (batch, length, width), nested if lengths differ."""
     return _projections(tokens, weights) + sum(4 * len(each) * each.numel() for each in tokens.unbind())
 
 
@@ -82,15 +82,16 @@ def total(costs: Iterable[Cost]) -> Cost:
 
 
 def _of(part: nn.Module, layer: nn.Module, inputs: object, output: object, seen: int) -> Cost:
-    """Return the cost of one call; `layer` holds the part's weights, and `seen` are the products that torch counted."""
-    given = list(dict.fromkeys(_tensors(inputs)))  # attention gets one tensor as query, key and value
+    """Return the cost of one call; `layer` has the part's weights, and `seen` are the products counted by torch."""
+    # distinct tensors, because attention gets the same one as query, key and value
+    given = list(dict.fromkeys(_tensors(inputs)))
     results = list(_tensors(output))
     elementwise = ELEMENTWISE.get(type(part))
     tables = {each.weight for each in part.modules() if isinstance(each, nn.Embedding)}
     parameters = sum(_bytes(each) for each in [*part.parameters(), *part.buffers()] if each not in tables)
     rows = results if tables else []
     moved = [] if _passes_on(part, given, results) and not parameters else [*given, *rows, *results]
-    if isinstance(layer, nn.Conv2d | nn.Linear):  # torch's counter does not see our kernels
+    if isinstance(layer, nn.Conv2d | nn.Linear):  # torch's counter cannot see our kernels
         seen = 2 * results[0].numel() * layer.weight[0].numel()
     return Cost(
         matrix_flops=seen,
@@ -104,7 +105,7 @@ def _of(part: nn.Module, layer: nn.Module, inputs: object, output: object, seen:
 def _passes_on(part: nn.Module, given: list[torch.Tensor], results: list[torch.Tensor]) -> bool:
     """Return whether a part only passes on its input, as Dropout does outside training."""
     in_place = any(getattr(each, "inplace", False) for each in part.modules())
-    # under the counter of torch 2.9 it copies
+    # under the counter of torch 2.9, Dropout copies its input
     is_off = isinstance(part, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d) and not part.training
     return is_off or (bool(results) and not in_place and set(map(address, results)) <= set(map(address, given)))
 

@@ -1,4 +1,4 @@
-"""The method `layers`: the time of a forward pass by component and by layer.
+"""The method `layers`: measures the time of a forward pass by component and by layer.
 
 Ranges are named as in the published profile of the ST-BIF network, and placed around the actual work:
 
@@ -48,10 +48,10 @@ Of = TypeVar("Of")
 
 
 def run(work: Work) -> LayersProfile:
-    """Return the breakdown of the forward pass without gradients, over at least MIN_RUNS runs.
+    """Return the breakdown of the forward pass, without gradients, over at least MIN_RUNS runs.
 
-    Runtimes that time their own layers do so. Raises Unsupported for any other variant whose modules do not run one by
-    one, and for training.
+    Some runtimes time their own layers. Raises Unsupported for any other variant whose modules do not run one by one,
+    and for training.
     """
     if work.layer_times:
         return _by_runtime(work, work.layer_times)
@@ -68,7 +68,7 @@ def run(work: Work) -> LayersProfile:
             window, passes = _repeated(work)
     fused_ns, coarse, fine = zip(*runs, strict=True)
     rates = probes.probe(work.device, work.job.case.variant.precision)
-    # the components of the published profile are those of spiking networks; other models only have a forward pass
+    # the published profile's components are those of spiking networks; other models only have a forward pass
     is_spiking = isinstance(work.module, OnePass | SpikingNetwork)
     components = breakdown.rows(coarse, _placed(part_costs), _placed(part_spikes), rates) if is_spiking else []
     layers = breakdown.rows(fine, part_costs, part_spikes, rates)
@@ -109,7 +109,7 @@ def _by_runtime(work: Work, layer_times: Callable[..., list[list[LayerRun]]]) ->
 
 
 def _summed_ns(run: Iterable[LayerRun]) -> dict[str, float]:
-    """Return the nanoseconds of each layer in one run; a layer in a loop is reported at each iteration."""
+    """Return the nanoseconds of each layer in one run; a layer in a loop is reported for each iteration."""
     totals: dict[str, float] = {}
     for row in run:
         totals[row.name] = totals.get(row.name, 0.0) + row.ms * 1e6
@@ -149,7 +149,8 @@ def _load(work: Work) -> list[LayerRow]:
                 name="qann_resnet18", kernels="torch", level=int(options["level"]), width=int(options["width"])
             )
         made = time.monotonic_ns()
-        with named_range("SNN_Wrapper_Creation"), torch.device(work.device):  # the device of its kernels' trial run
+        # the device for the trial run of its kernels
+        with named_range("SNN_Wrapper_Creation"), torch.device(work.device):
             stbif.convert(qann, int(options["time_steps"]), kernels=work.job.case.variant.built_on)
     ended = time.monotonic_ns()
     times = {"QANN_Creation": made - begun, "SNN_Wrapper_Creation": ended - made}

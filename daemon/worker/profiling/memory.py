@@ -1,12 +1,12 @@
-"""Memory over one step: peak and timeline by purpose, the largest allocations, a snapshot file.
+"""Measures memory during one step: peak and timeline by purpose, the largest allocations, and a snapshot file.
 
-All of it comes from the allocations that torch.profiler records and the calls around each:
+All of this is derived from the allocations that torch.profiler records, and from the calls around each:
 
-- parameters: the model's, including buffers; inputs: the batch, and memory for loading and copying one;
+- parameters: those of the model, including buffers; inputs: the batch, and memory for loading and copying batches;
 - gradients: the parameters' gradients that remain after the step;
 - activations: allocated in a module's call and held beyond it; temporaries: freed within it, or allocated in a backward
   pass;
-- other: allocated outside every module, or held from before for an unknown purpose.
+- other: allocated outside all modules, or allocated before the step for an unknown purpose.
 """
 
 import tempfile
@@ -36,7 +36,7 @@ LARGEST = 10
 POINTS = 200
 
 _BACKWARD = "autograd::engine::"
-_ALLOCATORS = ("aten::empty", "aten::new_empty", "aten::resize_")  # called by the operator that wants the memory
+_ALLOCATORS = ("aten::empty", "aten::new_empty", "aten::resize_")  # operators called by the one that needs the memory
 
 
 @dataclass(kw_only=True)
@@ -55,7 +55,7 @@ def run(work: Work) -> MemoryProfile:
     """Profile one step after a warm-up step; raise Unsupported if no allocation is recorded."""
     is_cuda = work.device.type == "cuda"
     work.step()
-    work.module.zero_grad(set_to_none=True)  # on a CPU, freeing earlier memory is not recorded
+    work.module.zero_grad(set_to_none=True)  # done before, because on a CPU freeing earlier memory is not recorded
     held = _held(work)
     if isinstance(work.module, Whole):
         work.missing["parameters"] = "this backend hides its weights: on a GPU they count as other memory"
@@ -101,7 +101,8 @@ def _traced(work: Work) -> Trace:
 def traced_blocks(traced: Trace, held: Sequence[HeldMemory], is_cuda: bool) -> tuple[Nesting, list[HeldMemory], int]:
     """Return the calls of a trace, the memory of its step including earlier memory, and the start of the step.
 
-    Unknown memory that is freed counts as other, earlier memory. Raises Unsupported if nothing was recorded.
+    Unknown memory that is freed counts as earlier memory of the category "other". Raises Unsupported if nothing was
+    recorded.
     """
     step = next(row for row in traced.annotations if row.name == STEP_RANGE)
     events = [
@@ -160,7 +161,7 @@ def table(
     peak_bytes: int | None,
     snapshot: str | None,
 ) -> MemoryProfile:
-    """Return the sums of the blocks over time; `peak_bytes` is the allocator's, None for the sum of the blocks."""
+    """Return the sums of the blocks over time; `peak_bytes` is the allocator's peak, None for that of the blocks."""
     t_ns, held = _course(blocks, start_ns)
     total = held.sum(axis=1)
     peak = int(total.argmax())
@@ -188,7 +189,7 @@ def _course(blocks: Sequence[HeldMemory], start_ns: int) -> tuple[Ints, Ints]:
     times, columns, sizes = np.array(sorted(changes, key=lambda change: change[0]), np.int64).T
     added = np.zeros((len(times), len(CATEGORIES)), np.int64)
     added[np.arange(len(times)), columns] = sizes
-    last = np.append(times[1:] != times[:-1], True)  # keep the state after all simultaneous changes
+    last = np.append(times[1:] != times[:-1], True)  # keeps the state after all simultaneous changes
     return times[last], added.cumsum(axis=0)[last]
 
 

@@ -1,4 +1,4 @@
-"""Named ranges that appear both in Nsight Systems and in torch.profiler's trace."""
+"""Named ranges that appear in both Nsight Systems and torch.profiler's trace."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

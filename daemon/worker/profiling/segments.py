@@ -1,7 +1,7 @@
-"""A forward pass cut into segments: each boundary waits for the device and reads the clock.
+"""Cuts a forward pass into segments: each boundary waits for the device and reads the clock.
 
-All time between two boundaries belongs to one part, so nothing counts twice and nothing is left out. Boundaries are
-module calls and, in Vision Mamba, also its kernel calls, which are not modules.
+All time between two boundaries belongs to one part, so that nothing is counted twice or left out. Boundaries are module
+calls and, in Vision Mamba, also its kernel calls, which are not modules.
 """
 
 import time
@@ -39,7 +39,7 @@ STAGES = {
     **{f"layer{number}": f"Layer{number}_ResBlocks" for number in (1, 2, 3, 4)},
     **dict.fromkeys(("avgpool", "fc"), "Final_Layers"),
 }
-# the part that a kernel's call belongs to, and the part that follows up to the next boundary
+# the part to which a kernel's call belongs, and the part that follows up to the next boundary
 VIM_KERNELS = {
     "causal_conv1d_pair": ("conv1d", "x_proj"),
     "delta_projection": ("scan", "scan"),
@@ -50,7 +50,7 @@ VIM_KERNELS = {
 
 @dataclass(frozen=True)
 class Segments:
-    """Where to cut: the part of each module, and the part after it if that is neither its caller nor its group."""
+    """Where to cut: each module's part, and the part that follows if that is neither its caller nor its group."""
 
     modules: Mapping[nn.Module, Path]
     after: Mapping[nn.Module, Path] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Segments:
 
 
 def of(module: nn.Module) -> Segments:
-    """Return the segments of a model: the stages of a catalogued one, otherwise the top two levels of its modules."""
+    """Return a model's segments: the stages of a catalogued one, otherwise the top two levels of its modules."""
     if isinstance(module, vim.Vim):
         return _vim(module)
     if isinstance(module, OnePass):
@@ -70,7 +70,7 @@ def of(module: nn.Module) -> Segments:
 
 
 def component(path: Path) -> Path:
-    """Return the component that a part belongs to."""
+    """Return the component to which a part belongs."""
     return path if path in {ENCODING, RESHAPING, OUTPUT} else FORWARD
 
 
@@ -98,7 +98,7 @@ def _spiking(module: SpikingNetwork) -> Segments:
 
 
 def _folded(module: FoldedNetwork) -> dict[nn.Module, Path]:
-    """Return the paths of the module by name; folded layers have the names of the layers they replace."""
+    """Return the module's paths by name; folded layers have the names of the layers that they replace."""
     paths = {inner: path for inner, path in _by_name(module).items() if not path[0].startswith("_")}
     return paths | {each.module: paths[each.layer] for each in module.synapses()}
 
@@ -128,9 +128,9 @@ def _opened(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Modul
 
 
 class Pass:
-    """The nanoseconds of each part of one run, by path, with an open range around each. `place` maps a part's path.
+    """The nanoseconds of each part of one run, by path, each part in its own range. `place` maps a part's path.
 
-    The time to read the clock itself belongs to no part.
+    The time for reading the clock is not assigned to any part.
     """
 
     def __init__(self, segments: Segments, synchronise: Callable[[], None], place: Callable[[Path], Path]) -> None:
@@ -142,7 +142,7 @@ class Pass:
         self._since_ns = 0
 
     def cut(self, path: Path) -> None:
-        """End the current part and begin this one; the empty path begins none."""
+        """End the current part and begin this one; with an empty path, none begins."""
         path = path and self._place(path)
         if path == self.path:
             return
@@ -186,7 +186,7 @@ def run(
     """Return the nanoseconds of each part of one forward pass, in the order in which parts were first reached."""
     passed = Pass(segments, partial(wait_for, device), place)
     with ExitStack() as stack:
-        stack.callback(passed.cut, ())  # a pass that raises leaves no range open
+        stack.callback(passed.cut, ())  # closes the range even if the pass raises an error
         stack.enter_context(calls_through(passed.call, segments.modules))
         if segments.kernels:
             for name, parts in VIM_KERNELS.items():
@@ -199,7 +199,7 @@ def run(
 
 @contextmanager
 def _kernel_cut(owner: ModuleType, name: str, parts: tuple[str, str], passed: Pass) -> Iterator[None]:
-    """Replace the owner's kernel by one that runs as its own segment."""
+    """Replace the owner's kernel with one that runs as a separate segment."""
     kernel, (inside, after) = getattr(owner, name), parts
 
     def cut_kernel(*arguments: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The effects of one batch's spikes: their number, how many are wasted, and the operations they cause.
+"""Counts the effects of one batch's spikes: their number, how many are wasted, and the operations that they cause.
 
     spike rate           spikes per neuron per time step, of either sign
     wasted spikes        a pair of +1 and -1 from one neuron within the T steps, which cancel, and a spike that reaches
@@ -9,7 +9,7 @@
                          reads spikes. 4.6 and 0.9 pJ in float32, 1.5 and 0.4 pJ in float16, at 45 nm (Horowitz,
                          ISSCC 2014), as is usual for spiking networks. Memory, neurons and leaks are not included
 
-A spike of a max pool over running sums counts where it arrives. Figures are per image, the mean over the batch.
+A spike from a max pool over running sums is counted where it arrives. Figures are per image: the mean over the batch.
 """
 
 from collections import defaultdict
@@ -27,16 +27,16 @@ from benchd.models.stbif import SpikingNetwork
 from benchd.models.synapses import Received, Synapses
 
 JOULES: dict[Precision, tuple[float, float]] = {"fp32": (4.6e-12, 0.9e-12), "fp16": (1.5e-12, 0.4e-12)}
-WINDOW = 4  # the number of neurons whose spikes a pooled count sums
+WINDOW = 4  # the number of neurons whose spikes are summed in a pooled count
 
 Network = OnePass | SpikingNetwork
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spikes:
-    """A part's spikes over `chances` (neurons times steps), the `operations` of its synapses, and joules.
+    """A part's spikes, out of `chances` (neurons times steps), the `operations` of its synapses, and joules.
 
-    `flops` is the least that its products take: 2 per synapse and non-zero input, however many spikes an input counts.
+    `flops` is the minimum for its products: 2 per synapse and non-zero input, however many spikes an input stands for.
     """
 
     chances: float = 0.0
@@ -74,9 +74,9 @@ def total(parts: Iterable[Spikes]) -> Spikes:
 
 
 def fan_out(layer: nn.Conv2d | nn.Linear, shape: torch.Size) -> Tensor:
-    """Return how many synapses each number of one input of this shape (...) reaches, in float64.
+    """Return how many synapses each element of an input of this shape (...) reaches, in float64.
 
-    It is the gradient of the layer's sum with all weights 1: the transposed layer of ones.
+    It is the gradient of the sum of the layer's outputs with all weights 1: the transposed layer applied to ones.
     """
     if isinstance(layer, nn.Linear):
         return torch.full(shape, float(layer.out_features), dtype=torch.float64)
@@ -88,12 +88,12 @@ def fan_out(layer: nn.Conv2d | nn.Linear, shape: torch.Size) -> Tensor:
 
 
 class _Seen:
-    """The data that hooks saw in one pass, as sums over the time steps."""
+    """The data seen by hooks in one pass, summed over the time steps."""
 
     def __init__(self) -> None:
         self._left: list[tuple[nn.Module, Tensor, Tensor, int]] = []
         self._arrived: list[tuple[Synapses, Tensor, Tensor, nn.Module | None]] = []
-        # outputs are kept alive, so that nothing else reuses the addresses that identify their senders
+        # keeps outputs alive, so that the addresses that identify their senders are not reused
         self._senders: dict[int, tuple[nn.Module, Tensor]] = {}
 
     def leaves(self, neuron: nn.Module, _: object, output: Tensor) -> None:
@@ -139,8 +139,8 @@ def _operations(synapses: Synapses, count: float, joules: tuple[float, float] | 
 
 
 def _wasted(fired: Tensor, net: Tensor, reached: list[Tensor]) -> float:
-    """Return how many of the spikes (B, ...) cancel, or reach nothing in any layer that reads them."""
-    cancelled = fired - net  # these neurons never end with more -1 than +1
+    """Return how many of the spikes (B, ...) cancel, or do not reach a synapse in any layer that reads them."""
+    cancelled = fired - net  # such neurons never emit more -1 than +1 in total
     if not reached:
         return float(cancelled.sum())
     read = torch.stack([reach.reshape(fired.shape[1:]) for reach in reached]).any(0)
@@ -148,7 +148,7 @@ def _wasted(fired: Tensor, net: Tensor, reached: list[Tensor]) -> float:
 
 
 def _events(x: Tensor, receives: Received) -> Tensor:
-    """Return the number of spikes, or values, that each number represents."""
+    """Return how many spikes, or values, each number represents."""
     if receives == "counts":
         return (x * WINDOW).round()
     return torch.ones_like(x) if receives == "values" else x != 0

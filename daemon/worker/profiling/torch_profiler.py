@@ -1,4 +1,4 @@
-"""torch.profiler over the active steps: its Chrome trace, with a range for each call of a module."""
+"""Runs torch.profiler over the active steps: writes a Chrome trace, with a range for each call of a module."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -37,7 +37,7 @@ def profiled(output: str | Path, *modules: nn.Module, steps: int = 3, warm_up: i
     """Profile your own loop into the folder `output`; call `step()` of the returned profiler after each step.
 
     The first `warm_up` steps run with the profiler and are discarded, the next `steps` are kept, and further ones run
-    without it. Each call of `modules`, and of the modules inside them, becomes a range named after its class.
+    without the profiler. Each call of `modules`, and of the modules inside them, becomes a range named after its class.
     Afterwards the folder contains `trace.json.gz`, which Perfetto and TensorBoard open, and `profile.json`, a
     `TorchProfile`.
 
@@ -63,7 +63,7 @@ def profiled(output: str | Path, *modules: nn.Module, steps: int = 3, warm_up: i
 
 
 def activities(device: str) -> list[ProfilerActivity]:
-    """Return what to record for work on this type of device; raise Unsupported if torch cannot."""
+    """Return the activities to record on this type of device; raise Unsupported if torch cannot record them."""
     if device != "cuda":
         return [ProfilerActivity.CPU]
     if ProfilerActivity.CUDA not in supported_activities():
@@ -72,7 +72,7 @@ def activities(device: str) -> list[ProfilerActivity]:
 
 
 def module_ranges(modules: Iterable[nn.Module]) -> AbstractContextManager[None]:
-    """While open, make every call of these modules and those inside them a range named after its class."""
+    """Inside the block, make each call of these modules and those inside them a range named after the class."""
     return calls_through(_in_range, (inner for outer in modules for inner in outer.modules()))
 
 

@@ -1,7 +1,8 @@
-"""What is profiled: one whole step of a workload, and its forward and backward passes alone.
+"""The profiled work: one whole step of a workload, and its separate forward and backward passes.
 
 - `forward` runs one batch that is already on the device, in inference mode, and waits for the device.
-- `eval` takes a batch from a DataLoader, copies it to the device, runs the model and CrossEntropyLoss, reads the loss.
+- `eval` takes a batch from a DataLoader, copies it to the device, runs the model and CrossEntropyLoss, and reads the
+  loss.
 - `train` runs one batch that is already on the device, the loss and the backward pass, and waits for the device.
 """
 
@@ -32,7 +33,7 @@ COPY_RANGE = "copy to device"
 
 
 class Whole(nn.Module):
-    """A model that a backend runs as a whole, with no modules inside to inspect."""
+    """A model that a backend runs as a whole, without modules that could be inspected."""
 
     def __init__(self, run: Callable[..., Any], model: nn.Module) -> None:
         super().__init__()
@@ -46,9 +47,9 @@ class Whole(nn.Module):
 
 @dataclass(kw_only=True)
 class Work:
-    """A loaded model, a batch of `images` (B, ...) and `labels` (B,) on the device, and what runs them.
+    """A loaded model, a batch of `images` (B, ...) and `labels` (B,) on the device, and the calls that use them.
 
-    `module` is the model, or a `Whole`; `loss` is what `eval` and `train` call after it. `step` is one whole step.
+    `module` is the model, or a `Whole`; `loss` is called after it by `eval` and `train`. `step` is one whole step.
     `forward` runs `images` and returns the scores; `backward` follows a `forward` of `train`, otherwise it is None.
     `layer_times` is the runtime's own (`Loaded`), and `missing` collects the reason for each figure that a method
     cannot provide.
@@ -75,7 +76,7 @@ class Work:
 
 
 def open_work(job: ProfileJob) -> Work:
-    """Build and load the job's model; raise Unsupported, UsageError or whatever a user's module raises."""
+    """Build and load the job's model; raise Unsupported, UsageError or any error of a user's module."""
     device = building.open_device(job)
     built = workload.build(job)
     variant, batch = job.case.variant, job.case.batch_size
@@ -109,7 +110,7 @@ def open_work(job: ProfileJob) -> Work:
 
 
 def _pool(built: Workload, batch: int, loaded: Loaded, run: Callable[..., Any]) -> TensorDataset:
-    """Return whole batches of images in the dtype that the model reads, with labels, random if the data has none."""
+    """Return whole batches of images in the model's input dtype, with labels, which are random if the data has none."""
     count = max(1, len(built.images) // batch) * batch
     images = cast(cycled(built.images, count), loaded.dtype)
     with torch.inference_mode():
@@ -143,7 +144,7 @@ def _inferred(run: Callable[..., Any], images: Batch) -> Any:
 
 
 def _evaluation(run: Callable[..., Any], images: Batch, pool: TensorDataset, loss: nn.Module) -> Iterator[None]:
-    """Run one whole step per iteration."""
+    """Yield after each whole step, which runs in the iteration."""
     device = values(images)[0].device
     loader = DataLoader(pool, len(images), pin_memory=device.type == "cuda")
     for *inputs, labels in chain.from_iterable(repeat(loader)):
@@ -163,7 +164,7 @@ class _Training:
     ) -> None:
         self._run, self._labels, self._module, self._loss = run, labels, module.train(), loss
         trains = any(parameter.requires_grad for parameter in module.parameters())
-        self._images = images if trains else each(images, to_train)  # as in a microbenchmark
+        self._images = images if trains else each(images, to_train)  # the images get gradients, as in a microbenchmark
 
     def forward(self) -> Tensor:
         self._module.zero_grad(set_to_none=True)

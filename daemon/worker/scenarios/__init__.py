@@ -1,4 +1,4 @@
-"""The scenarios, one file each, named as in benchd.daemon.records: its step, its loop, and its part of the record.
+"""The scenarios, one file each, named as in benchd.daemon.records: the step, the loop, and the part of the record.
 
 A scenario's module has `SCENARIO`, an instance of its subclass of `base.Scenario`. Record fields other than parts are
 combined over the processes in benchd.daemon.measuring.recording, which does not import torch.

@@ -1,4 +1,4 @@
-"""What all scenarios share: warm-up, the timed loop, its results in the record, and the audit of its answers."""
+"""The base of all scenarios: warm-up, the timed loop, its results in the record, and the audit of its answers."""
 
 import time
 from array import array
@@ -30,7 +30,7 @@ Values = Mapping[str, "array[int]"]
 
 @dataclass
 class Run:
-    """A process that is ready to be timed: the model of each stream, the pool, and the expected answers, if known.
+    """A process that is ready to be timed: each stream's model, the pool, and the expected answers, if known.
 
     `first_ended_ns` is the time of the first answer. The device rests for `idle_s` before and after, for the energy
     sensor.
@@ -59,7 +59,7 @@ class Run:
         return before
 
     def rest(self, settle_s: float = 0.0) -> None:
-        """Keep the device idle with the model loaded if a power sensor needs it; clocks and sensors settle first."""
+        """Keep the device idle with the model loaded, if a power sensor needs that; clocks and sensors settle first."""
         if not self.idle_s:
             return
         self.stages.enter("idle")
@@ -73,7 +73,7 @@ class Run:
         peaks.take(self.job, self.models[0], self.outcome)
 
     def record_values(self, values_ns: Values) -> None:
-        """Write all values to files; all columns but the first become parts, except empty ones."""
+        """Write all values to files; all columns except the first and empty ones become parts."""
         _, *parts = values_ns.items()
         self.outcome.process.parts |= {name: timings.part_timing(column) for name, column in parts if column}
         self.write_raw(values_ns)
@@ -84,11 +84,10 @@ class Run:
 
 
 class Scenario:
-    """How one scenario is timed, and its part of the record. This base runs back to back, one inference at a time.
+    """A scenario: its timing and its part of the record. This base runs back to back, one inference at a time.
 
-    `is_cold` means that only the first run counts. `is_paused` means that the device waits between runs, so that
-    occupancy would include the pauses. `is_inference` means that a run is a single inference, whose parts on a GPU can
-    be timed.
+    `is_cold` is set if only the first run counts, `is_paused` if the device waits between runs, so that occupancy would
+    include the pauses, and `is_inference` if a run is a single inference, whose parts on a GPU can be timed.
     """
 
     is_cold = False
@@ -103,7 +102,7 @@ class Scenario:
     def time(self, run: Run) -> list[int]:
         """Warm up, measure and audit; return the batches that were run."""
         if run.job.case.beside:
-            run.stages.wait_for_turn()  # the neighbour starts only now: engines time kernels to choose
+            run.stages.wait_for_turn()  # the neighbour starts only now, because engines choose kernels by timing them
         before = run.forget_peaks()
         run.rest()
         with warmed_up(run, [self.step(run, loaded) for loaded in run.models]) as streams:
@@ -150,7 +149,7 @@ def back_to_back(run: Run, step: Step) -> TimedLoop:
 
 
 def end(run: Run, measured: TimedLoop, values_ns: Values) -> None:
-    """End the timed section and record it; the statistics are those of the first values, the others are parts."""
+    """End the timed section and record it; statistics are those of the first values, and the others are parts."""
     run.take_peaks()
     run.rest(settle_s=run.idle_s / 2)
     run.stages.leave()
@@ -163,7 +162,7 @@ def end(run: Run, measured: TimedLoop, values_ns: Values) -> None:
 
 
 def end_paused(run: Run, start_ns: int, values_ns: Values) -> None:
-    """End a section with pauses that began at `start_ns`, and record its parts; the statistics are the first part's."""
+    """End a section with pauses that began at `start_ns`, and record its parts; statistics are those of the first."""
     process = run.outcome.process
     process.window = Window(start_ns, time.monotonic_ns())
     run.take_peaks()
@@ -181,7 +180,7 @@ def by_stream(columns: Sequence["array[int]"]) -> dict[str, "array[int]"]:
 def _flag_unsteady(outcome: Outcome) -> None:
     warm_up, blocks = outcome.process.warm_up, outcome.process.blocks
     if warm_up and warm_up.slope_share is None and blocks and blocks.is_interleaved:
-        return  # the warm-up was too short to tell, but further drift affects the other process equally
+        return  # the warm-up was too short to tell, but any further drift affects the other process equally
     if warm_up and not warm_up.steady:
         outcome.flags.append("warm_up_not_steady")
 

@@ -6,7 +6,7 @@ from benchd.daemon.worker.scenarios.base import Run, Scenario
 
 
 class ColdStart(Scenario):
-    """Only the first run, which is over when the process is asked for it."""
+    """Only the first run, which has already ended when it is to be recorded."""
 
     is_cold = True
     is_inference = False

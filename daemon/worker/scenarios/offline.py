@@ -17,7 +17,7 @@ WATCHED_RUNS = 10
 
 
 class Offline(Scenario):
-    """Chunks back to back; the throughput excludes the untimed inferences between chunks."""
+    """Chunks run back to back; the throughput excludes the untimed inferences between chunks."""
 
     def step(self, run: Run, loaded: Loaded) -> Step:
         """Return the step for a chunk of about a tenth of a second, at least two inferences."""
@@ -42,7 +42,7 @@ class Chunk:
     """A chunk of inferences without waiting in between: two in flight on a GPU, one after another on a CPU.
 
     The last one takes one of the `known` batches, whose correct answers are known. Before about every second chunk, at
-    random, one inference is not timed, so that a fault in every Nth run does not stay in step with the chunks.
+    random, an untimed inference runs, so that a fault in every Nth run does not stay in phase with the chunks.
     """
 
     parts: tuple[str, ...] = ("total",)
@@ -67,7 +67,7 @@ class Chunk:
         return (taken_ns // self.runs,)
 
     def waits(self) -> bool:
-        """Return whether, on a GPU, each of a few further runs had ended when its call returned: one was in flight."""
+        """Return whether, on a GPU, each of a few further runs had ended when its call returned."""
         return bool(self._streams) and all(self._has_ended(run) for run in range(WATCHED_RUNS))
 
     def _has_ended(self, run: int) -> bool:

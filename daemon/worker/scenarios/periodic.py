@@ -1,4 +1,4 @@
-"""Periodic: frames at fixed rates, as from a camera with one buffer, and the deadlines met."""
+"""Periodic: frames at fixed rates, as from a camera with a single buffer, and how many deadlines are met."""
 
 import time
 from array import array
@@ -15,7 +15,7 @@ RATES_HZ = (30, 10, 60)
 
 
 class Periodic(Scenario):
-    """One rate after the other, each as a part."""
+    """Runs one rate after the other, each as a part."""
 
     is_paused = True
     is_inference = False
@@ -31,16 +31,16 @@ SCENARIO = Periodic()
 
 
 def periodic(step: Step, cap_s: float) -> tuple["dict[str, array[int]]", list[Deadlines]]:
-    """Run at each rate for an equal part of `cap_s`; return latencies in ns by rate, and the deadlines met and missed.
+    """Run at each rate for an equal part of `cap_s`; return latencies in ns and deadlines met and missed, by rate.
 
     A latency counts from the release of a frame, and its deadline is the next release. Of the frames released during a
-    run, the newest is used and the others are dropped, as by a camera with one buffer; dropped frames miss their
-    deadlines.
+    run, the newest is used and the others are dropped, as a camera with a single buffer would do; dropped frames miss
+    their deadlines.
     """
     values, deadlines = {}, []
     for rate_hz in RATES_HZ:
         releases = max(1, int(rate_hz * cap_s / len(RATES_HZ)))
-        time.sleep(1.0 / rate_hz)  # before the first frame too
+        time.sleep(1.0 / rate_hz)  # also before the first frame
         latencies_ns = array("q", (latency for _, latency in frames(step, 1e9 / rate_hz, releases, time.sleep)))
         values[f"{rate_hz}_hz"] = latencies_ns
         late_ns = [latency - 1_000_000_000 // rate_hz for latency in latencies_ns]
@@ -52,7 +52,7 @@ def periodic(step: Step, cap_s: float) -> tuple["dict[str, array[int]]", list[De
 def frames(
     step: Step, period_ns: float, releases: float, is_over: Callable[[float], object]
 ) -> Iterator[tuple[int, int]]:
-    """Run the newest released frame, one after another; yield each release time and the latency from then, in ns.
+    """Run the newest released frames, one after another; yield each release time and the latency since, in ns.
 
     `is_over` waits for the given number of seconds and ends the frames if it returns true.
     """

@@ -1,4 +1,4 @@
-"""The pipeline: what a deployed model does from a camera's JPEG frame to its top classes, each stage timed."""
+"""The pipeline: times each stage of a deployed model's work, from a camera's JPEG frame to the top classes."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -15,7 +15,7 @@ BEST = 5
 
 
 class Pipeline(Scenario):
-    """Every stage of a batch of frames in turn."""
+    """Runs the stages of a batch of frames one after another."""
 
     is_inference = False
 
@@ -30,7 +30,7 @@ SCENARIO = Pipeline()
 
 
 class PipelineStages:
-    """From JPEG frames on the host to the top five classes on the host; every stage ends before the next begins."""
+    """From JPEG frames on the host to the top five classes on the host; each stage ends before the next begins."""
 
     parts: tuple[str, ...] = ("total", "decode", "resize", "normalise", "copy", "model", "post")
     runs: int = 1

@@ -1,7 +1,7 @@
 """The server: requests arrive as a Poisson process, wait in a bounded queue and are answered, or dropped.
 
-The queue is passed the time instead of reading it, and the loop reads a clock passed to it, so that a simulation runs
-the same code.
+The queue is given the time instead of reading it, and the loop reads a given clock, so that simulations can run the
+same code.
 """
 
 import math
@@ -77,7 +77,7 @@ SCENARIO = Server()
 
 
 class Monotonic:
-    """CLOCK_MONOTONIC. Waits and answers call `beat` at most every BEAT_S, because an overloaded server never waits."""
+    """CLOCK_MONOTONIC. Waits and also answers call `beat`, at most every BEAT_S: an overloaded server never waits."""
 
     def __init__(self, beat: Callable[[], None] = lambda: None) -> None:
         self._beat, self._beaten_s = beat, time.monotonic()
@@ -87,13 +87,13 @@ class Monotonic:
         return time.monotonic_ns()
 
     def wait_until(self, t_ns: int) -> None:
-        """Return at this time, or at once if it has passed."""
+        """Return at this time, or immediately if it has passed."""
         while time.monotonic_ns() < t_ns:
             self.beat()
             time.sleep(min(BEAT_S, max(0, t_ns - time.monotonic_ns()) / 1e9))
 
     def beat(self) -> None:
-        """Report that the run continues, unless it was reported just now."""
+        """Report that the run continues, unless that was just reported."""
         if time.monotonic() - self._beaten_s >= BEAT_S:
             self._beaten_s = time.monotonic()
             self._beat()
@@ -111,9 +111,9 @@ def arrivals(rate_hz: float, count: int, seed: str) -> "array[int]":
 class Queue:
     """A bounded queue in front of one or several streams; requests are numbered in the order of their arrival.
 
-    At most `bound` requests wait while every stream answers another. `asked` counts arrivals; `noticed_ns` holds the
-    delay of each request that an idle stream waited for. With `most_late`, requests stop once more than that many are
-    late or dropped, because the verdict is then known.
+    At most `bound` requests wait while every stream answers another. `asked` is the number of arrivals; `noticed_ns`
+    contains the delay of each request for which an idle stream waited. With `most_late`, requests stop once more than
+    that many are late or dropped, because the verdict is then known.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Queue:
         return request
 
     def finish(self, request: int, now_ns: int) -> None:
-        """Record the answer to a request; raise BenchdError if it was not started or was already answered."""
+        """Record the answer to a request; raise BenchdError if that was not started or has already been answered."""
         self._admit(now_ns, is_awaited=False)
         if not self.started_ns[request] or self.ended_ns[request]:
             raise BenchdError(f"request {request} was counted twice")
@@ -162,7 +162,7 @@ class Queue:
             self._missed(self.late, request)
 
     def close(self) -> None:
-        """Admit no more requests; those waiting are still answered."""
+        """Stop admitting requests; those that are waiting will still be answered."""
         self._end = self.asked
 
     def _admit(self, now_ns: int, *, is_awaited: bool) -> None:
@@ -185,10 +185,11 @@ class Queue:
 
 @dataclass(frozen=True)
 class Served:
-    """A run of a server: the times in ns of each answered request; latency counts from its arrival.
+    """A run of a server: the times, in ns, of each answered request; latency counts from its arrival.
 
-    `asked_ns` holds the latency of every request, infinite if it was dropped. `arrived_ns` covers all requests; `late`
-    and `dropped` list request numbers. `noticed_ns` holds the delays with which an idle stream woke up for a request.
+    `asked_ns` contains the latency of every request, infinite if it was dropped. `arrived_ns` is for all requests;
+    `late` and `dropped` list request numbers. `noticed_ns` contains the delays with which idle streams woke up for
+    requests.
     """
 
     rate_hz: float
@@ -215,7 +216,7 @@ class Served:
 
     @property
     def arrivals_p(self) -> float:
-        """Return the p-value of a Kolmogorov-Smirnov test of the gaps between arrivals against the Poisson process."""
+        """Return the p-value of a Kolmogorov-Smirnov test of the arrivals' gaps against those of a Poisson process."""
         gaps_ns = [after - before for before, after in pairwise([self.start_ns, *self.arrived_ns])]
         return statistics.exponential_p(gaps_ns, 1e9 / self.rate_hz)
 
@@ -227,19 +228,19 @@ Together = Callable[[Callable[[Step], T]], list[T]]
 def serve_load(
     together: "Together[Any]", load: Load, cap_s: float, seed: str, clock: Monotonic, *, streams: int = 1
 ) -> tuple[Served, list[Trial]]:
-    """Serve at the load's rate, or find the highest that meets its deadline and serve at that; return the trials too.
+    """Serve at the load's rate, or at the highest that meets its deadline, which is found first; also return trials.
 
-    `cap_s` is the length of a run unless the percentile needs longer, and ten times the length of a trial. The search
-    trusts a trial with 99 % confidence; a rate that the final run does not confirm is lowered by 2, 4, 8 and 16 %. If
-    no trial met the deadline, the final run ends as soon as it is known to fail.
+    `cap_s` is the length of a run, unless the percentile needs a longer one, and ten times the length of a trial.
+    Trials decide with 99 % confidence; a rate that the final run does not confirm is lowered by 2, 4, 8 and 16 %. If no
+    trial met the deadline, the final run ends as soon as it is known to fail.
     """
 
     def served(rate_hz: float, seconds: float, *, is_trial: bool, is_hopeless: bool = False) -> Served:
         count = request_count(rate_hz, seconds, load.percentile)
         most_late = statistics.most_misses(count, load.percentile) if is_trial else None
-        if is_hopeless:  # at a 64th of the capacity, all requests would take half an hour
+        if is_hopeless:  # at a 64th of the capacity, a complete run would take half an hour
             most_late = statistics.failing_misses(count, load.percentile) - 1
-        # a final run draws its own arrivals, because a trial's were selected by passing
+        # a final run draws new arrivals, because those of a trial were selected by its success
         drawn = f"{seed} {rate_hz} {'trial' if is_trial else 'final'}"
         return serve(together, load, rate_hz, count, drawn, clock, streams=streams, most_late=most_late)
 
@@ -267,7 +268,7 @@ def is_met(served: Served, load: Load) -> bool | None:
 
 
 def capacity_hz(together: "Together[Any]") -> float:
-    """Return the requests per second that back-to-back runs on all streams answer."""
+    """Return how many requests per second are answered by back-to-back runs on all streams."""
 
     def rate_hz(step: Step) -> float:
         start, runs = time.monotonic(), 0
@@ -291,13 +292,13 @@ def serve(
     streams: int = 1,
     most_late: int | None = None,
 ) -> Served:
-    """Send `count` requests at a rate and answer them on all streams; raise BenchdError if one is lost or doubled."""
+    """Send `count` requests at a rate and answer them on all streams; raise BenchdError if one is lost or repeated."""
     drawn = arrivals(rate_hz, count, seed)
     start_ns = clock.now_ns() + LEAD_NS
     arrived_ns = array("q", (start_ns + after_ns for after_ns in drawn))
     deadline_ns = None if load.deadline_ms is None else 1e6 * load.deadline_ms
     queue = Queue(arrived_ns, load.queue, streams=streams, deadline_ns=deadline_ns, most_late=most_late)
-    # the idle stream that waits for the next arrival holds `turn`, for which the others queue
+    # the idle stream that waits for the next arrival has locked `turn`, for which the others queue
     turn, state = Lock(), Lock()
 
     def answer(step: Step) -> list[int]:
@@ -309,7 +310,7 @@ def serve(
                     queue.finish(request, clock.now_ns())
                     clock.beat()
                 answered.append(request)
-        finally:  # so that the other streams end after an error too
+        finally:  # so that the other streams also end after an error
             with state:
                 queue.close()
         return answered
@@ -352,7 +353,7 @@ def _served(
 
 
 def request_count(rate_hz: float, seconds: float, percentile: float) -> int:
-    """Return the number of requests in a run of `seconds`, at least as many as back the percentile."""
+    """Return the number of requests in a run of `seconds`, or the minimum number for the percentile."""
     least = statistics.minimum_samples(percentile)
     return max(least, min(int(rate_hz * seconds), MOST_REQUESTS))
 
@@ -360,7 +361,7 @@ def request_count(rate_hz: float, seconds: float, percentile: float) -> int:
 def highest_rate(meets: Callable[[float], bool], most_hz: float) -> tuple[float | None, list[Trial]]:
     """Bisect for the highest rate below `most_hz` that meets the deadline; return it, or None, and the trials.
 
-    It ends when the rate is known to within RATE_SHARE, or with None below LEAST_SHARE of `most_hz`.
+    The search ends when the rate is known to within RATE_SHARE, or with None below LEAST_SHARE of `most_hz`.
     """
     low_hz, high_hz = 0.0, most_hz
     trials: list[Trial] = []

@@ -25,7 +25,7 @@ SCENARIO = Sustained()
 
 
 def slices(values_ns: "array[int]", window: Window) -> list[TimeSlice]:
-    """Return the median run in each of twenty equal parts of a window filled with runs, without empty parts."""
+    """Return the median run time in each of twenty equal parts of a window filled with runs, without empty parts."""
     length_s, total_ns = window.seconds / SLICES, sum(values_ns)
     parts: list[list[float]] = [[] for _ in range(SLICES)]
     elapsed_ns = 0

@@ -15,7 +15,7 @@ GAP_ROUNDS = 30
 
 
 class WakeUp(Scenario):
-    """Rounds over all gaps, each gap as a part."""
+    """Runs rounds over all gaps, each gap as a part."""
 
     is_paused = True
     is_inference = False
@@ -30,7 +30,7 @@ SCENARIO = WakeUp()
 
 
 def wake_up(step: Step, cap_s: float) -> "dict[str, array[int]]":
-    """Run once after each idle gap, in rounds over all gaps, 30 or as many as `cap_s` allows; return ns by gap."""
+    """Run once after each idle gap, in 30 rounds over all gaps, or fewer if `cap_s` is over; return ns by gap."""
     values: dict[str, array[int]] = {f"gap_{gap_ms}_ms": array("q") for gap_ms in GAPS_MS}
     end, done = time.monotonic() + cap_s, 0
     while done < GAP_ROUNDS and (not done or time.monotonic() < end):
