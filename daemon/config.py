@@ -141,7 +141,7 @@ class Suite(Inputs, Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     conditions: Conditions = Conditions()
     device: Literal["cuda"] | None = None
     models: Annotated[
-        list[str], Option("Models, separated by commas; torchvision:NAME, timm:NAME and hf:ORG/NAME too.", "A,B")
+        list[str], Option("Models, separated by commas; also torchvision:NAME, timm:NAME and hf:ORG/NAME.", "A,B")
     ] = []
     variants: Annotated[list[str], Option("Variants, separated by commas.", "A,B")] = []
     batch_sizes: Annotated[list[int], Option("Batch sizes, separated by commas.", "1,4")] = []
@@ -371,7 +371,7 @@ def _refuse_foreign(path: Path, status: os.stat_result, key: str) -> None:
         if owned.st_uid not in (0, os.geteuid()):
             raise UsageError(f"{key}: refused because another user owns this {what}: sudo chown root {place}")
         if owned.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_kept:
-            raise UsageError(f"{key}: refused because others may write this {what}: sudo chmod go-w {place}")
+            raise UsageError(f"{key}: refused because other users can write to this {what}: sudo chmod go-w {place}")
 
 
 def _refuse_unknown_keys(data: dict[str, Any], kind: type[Struct], where: str) -> None:

@@ -104,7 +104,7 @@ def read(path: Path) -> Iterator[bytes]:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 raise SchemaError(
-                    f"{path} line {number}: truncated, as by a power cut; delete this line to use those before it"
+                    f"{path} line {number}: truncated, perhaps by a power cut; delete this line to use those before it"
                 )
             yield line[:-1]
 

@@ -49,11 +49,11 @@ DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 PROVIDERS: tuple[Provider, ...] = get_args(Provider)
 NO_FILE = "files are exported in fp32, fp16 and int8 only"
 NO_FP8 = (
-    "benchd writes no FP8 files: only GPUs of compute capability 8.9 and newer run them, no Jetson Orin is one, and "
-    "without such a GPU nothing can check that TensorRT accepts them; use tensorrt-int8 or tensorrt-fp16"
+    "benchd does not write FP8 files: only GPUs of compute capability 8.9 and newer run them, no Jetson Orin is one, "
+    "and without such a GPU nothing can check that TensorRT accepts them; use tensorrt-int8 or tensorrt-fp16"
 )
 NO_EXECUTORCH = (
-    "benchd writes no ExecuTorch programs: ExecuTorch 1.5 needs NumPy 2, which JetPack 6.2 lacks, and its XNNPACK "
+    "benchd does not write ExecuTorch programs: ExecuTorch 1.5 needs NumPy 2, which JetPack 6.2 lacks, and its XNNPACK "
     "backend rejects the weights of snn_onepass, which are channels-last; use onnxruntime"
 )
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)

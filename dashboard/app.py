@@ -88,7 +88,7 @@ def _add_errors() -> None:
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
-        words = f"{type(error).__name__}: {error}. Report it with the log of benchd dashboard."
+        words = f"{type(error).__name__}: {error}. Please report it with the dashboard's log."
         return _page(request, 500, "This page failed", short(words))
 
 

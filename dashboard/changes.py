@@ -189,5 +189,5 @@ def _separating(before: Record, now: Record) -> str:
     if sameness.environment_difference(before.environment, now.environment) is None:
         return both_here(now)
     named = _differences(before, now)
-    undo = f"undo {named[0]}" if len(named) == 1 else f"undo one of the {len(named)} differences at a time"
-    return f"{undo}, run {command(now, ADVISED_PROCESSES)}, and redo it: the change in time is its effect"
+    undo = f"undo {named[0]}" if len(named) == 1 else f"undo the {len(named)} differences one at a time"
+    return f"{undo}, run {command(now, ADVISED_PROCESSES)}, and redo it: the change in time is the effect"

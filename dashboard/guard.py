@@ -49,7 +49,7 @@ def require_free(host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        raise UsageError(f"--port {port} of {host}: {error.strerror}; give another") from error
+        raise UsageError(f"--port {port} on {host}: {error.strerror}; choose a different one") from error
 
 
 class Guard:

@@ -108,7 +108,7 @@ def _words(error: Exception) -> str:
     if isinstance(error, DBAPIError):
         return f"{UNREACHABLE}{short(error.orig)}. Check that it is running."
     logging.getLogger(__name__).error("a page failed", exc_info=error)
-    return f"This page failed: {short(f'{type(error).__name__}: {error}')}. Report it with the log of benchd dashboard."
+    return f"This page failed: {short(f'{type(error).__name__}: {error}')}. Please report it with the dashboard's log."
 
 
 async def follow(refresh: Callable[[], Awaitable[None]], period_s: float = REFRESH_S) -> None:

@@ -61,7 +61,7 @@ class Fleet(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield each metric with its values, possibly none."""
         yield _up(queries.collectors(self._store, self._now_s), self._now_s)
-        text = f"Known devices; the {READ} heard last are listed."
+        text = f"Known devices; the {READ} last heard from are listed."
         yield GaugeMetricFamily("benchd_devices", text, queries.devices(self._store))
         yield from _families(DEVICE, ("device_id",), queries.fleet(self._store, self._now_s))
         yield _missing(queries.gaps(self._store))

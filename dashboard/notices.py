@@ -149,7 +149,7 @@ class Teller:
             taken = _sender(url).notify(body, title, body_format="text")  # or mail would be HTML from devices
         except Exception as error:  # such as an edited template: the claim must be released
             return f"failed with {type(error).__name__}"
-        return "" if taken else f"did not take {len(notices)}"
+        return "" if taken else f"did not accept {len(notices)}"
 
 
 def news(store: Store, settings: Settings, now_s: float, since_s: float) -> Iterator[Notice]:

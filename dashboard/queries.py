@@ -27,8 +27,8 @@ PLACES = ("model", "variant", "case_id", "flags")  # the columns that are search
 UNCHECKED = "not checked"
 MOST_MISSING = 1_000_000
 NO_COLLECTOR = (
-    "no collector stores what arrives: start `benchd dashboard`, or one with --only collector; if one runs, its log "
-    "says why it cannot, such as a full disk"
+    "no collector is storing messages: start `benchd dashboard`, or one with --only collector; if one is running, its "
+    "log says what prevents it, such as a full disk"
 )
 KNOWN_S = 7 * 86400.0  # a broker keeps a collector's messages equally long
 

@@ -185,6 +185,6 @@ def create(connection: Connection) -> str:
     if number == VERSION:
         return str(connection.execute(select(version.c.site)).scalar_one())
     raise UsageError(
-        f"contains the tables of another benchd (version {number}, not {VERSION}); give an empty database, and save "
+        f"contains the tables of a different version ({number}, not {VERSION}); give an empty database, and save "
         f"the records of this one with {_EXPORT[connection.dialect.name]}"
     )

@@ -241,7 +241,7 @@ class ArtifactStore:
         names = sorted(file.name for file in path.parent.iterdir())
         is_known = names in ([path.name], [path.name, f"{path.name}{DATA}"])
         if not is_known or path.is_symlink() or not path.is_file() or not path.stat().st_size:
-            raise ArtifactError(f"the exporter wrote {', '.join(names) or 'nothing'}, not one file {path.name}")
+            raise ArtifactError(f"the exporter wrote {', '.join(names) or 'nothing'}, instead of one file {path.name}")
 
     @contextmanager
     def _removing(self, scratch: Path) -> Iterator[None]:
@@ -262,7 +262,7 @@ class ArtifactStore:
         needed = max(written, shutil.disk_usage(self._folder).free) / 1e6
         raise ArtifactError(
             f"artifact store {self._folder}: disk full, and this artifact needs more than {needed:.1f} MB; free some "
-            "space, delete old ones with `benchd export --prune`, or choose another folder"
+            "space, delete old ones with `benchd export --prune`, or choose a different folder"
         ) from error
 
     def _refuse(self, error: OSError) -> NoReturn:

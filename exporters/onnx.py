@@ -204,7 +204,7 @@ def _traced(
     except Exception as error:  # its many stages may raise anything
         raise NotExportable(f"torch {torch.__version__} cannot export this: {_cause(error)}") from error
     if program is None or program.exported_program is None:
-        raise ExportError(f"torch {torch.__version__} wrote no program")
+        raise ExportError(f"torch {torch.__version__} did not write a program")
     constraints = program.exported_program.range_constraints
     if any(str(symbol).startswith("u") for symbol in constraints):
         raise NotExportable("cannot export a model whose sizes depend on the values of its inputs")
@@ -283,7 +283,7 @@ def _checked(path: Path, shapes: list[list[int]], sizes: Sequence[Mapping[int, s
             shape[axis] = name
     file_shapes = [_shape(value) for value in written.graph.input]
     if file_shapes != wanted:
-        raise ExportError(f"the file reads {file_shapes}, not {wanted}")
+        raise ExportError(f"the file takes {file_shapes}, not {wanted}")
     return written
 
 
@@ -324,7 +324,7 @@ def _proven(
             figures = max(figures, shorter, key=lambda each: each.error_share)
     except sessions.SessionError as error:
         itself = ", ".join(onnx_files.half(path)) if precision == "fp32" else ""
-        raise NotExportable(f"{error}" + (f"; the model computes in {itself} itself" if itself else "")) from error
+        raise NotExportable(f"{error}" + (f"; the model itself computes in {itself}" if itself else "")) from error
     except parity.Differs as error:
         raise ExportError(str(error)) from error
     return msgspec.structs.replace(exported, load_s=load_s, parity=figures)

@@ -281,7 +281,7 @@ def _refuse_unquantised(model: ModelProto, names: Sequence[str]) -> None:
     for name in names:
         makers = [by_output.get(value) for value in products[name].input[:2]]
         if not all(maker and maker.op_type == "DequantizeLinear" for maker in makers):
-            raise CannotQuantise(f"ONNX Runtime left {name} in float32 although it was to be quantised")
+            raise CannotQuantise(f"ONNX Runtime left {name} in float32 although it should have been quantised")
         scales = [numpy_helper.to_array(held[maker.input[1]]) for maker in makers if maker]
         if not all(np.isfinite(scale).all() and (scale > 0).all() for scale in scales):
             raise CannotQuantise(f"the scales of {name} are not positive numbers: its calibrated range is empty")

@@ -367,7 +367,7 @@ def _out_of_memory(message: str) -> OutOfMemory:
 
 
 def _last(errors: Sequence[str]) -> str:
-    return "; ".join(errors[-_ERRORS_SHOWN:]) or "its log names no error"
+    return "; ".join(errors[-_ERRORS_SHOWN:]) or "its log does not name an error"
 
 
 # pybind11 requires subclasses of TensorRT's classes, which exist only after its import
@@ -412,7 +412,7 @@ def _started(create: Callable[[], T], errors: Sequence[str]) -> T:
     try:
         return create()
     except TypeError as error:
-        raise TensorRtUnavailable(f"TensorRT does not start: {_last(errors)}") from error
+        raise TensorRtUnavailable(f"TensorRT cannot start: {_last(errors)}") from error
 
 
 class Engine:
@@ -439,7 +439,7 @@ class Engine:
         engine = self._runtime.deserialize_cuda_engine(plan.read_bytes())
         if engine is None:
             raise ForeignPlan(
-                f"{plan.name} was made by a TensorRT other than {self.trt.__version__} or for another GPU: "
+                f"{plan.name} was built by a TensorRT other than {self.trt.__version__} or for a different GPU: "
                 f"{_last(self.errors)}"
             )
         return engine
@@ -466,7 +466,7 @@ class Engine:
         """Return a context with its own memory, which runs one call at a time, independently of other contexts."""
         context = self._engine.create_execution_context()
         if context is None:
-            raise EngineError(f"TensorRT creates no context: {_last(self.errors)}")
+            raise EngineError(f"TensorRT cannot create a context: {_last(self.errors)}")
         return Context(self, context)
 
 

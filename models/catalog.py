@@ -19,7 +19,7 @@ Kernels = Literal["torch", "custom", "custom-int8"]
 """The kernels that a model uses: the best of plain PyTorch, our own, or our own with int8 weights on a CPU."""
 
 NO_INT8 = "our kernels convolve only the integers of spiking and quantised nets; onnxruntime-int8 quantises others"
-TRAINING = "training is measured on eager and, for the ST-BIF net, on custom"
+TRAINING = "training can be measured with eager and, for the ST-BIF net, with custom"
 
 
 @dataclass(frozen=True)
@@ -243,13 +243,13 @@ NIR = Model(
             choices=("zero", "subtract", "delayed_zero", "delayed_subtract"),
         ),
         "current": ModelOption(
-            "new", "v integrates the step's new synaptic current, or the old", choices=("new", "old")
+            "new", "v integrates the synaptic current after or before its update", choices=("new", "old")
         ),
-        "fires": ModelOption("above", "a neuron fires above the threshold, or at it too", choices=("above", "at")),
+        "fires": ModelOption("above", "a neuron fires above the threshold, or also at it", choices=("above", "at")),
         "gain": ModelOption(
-            "absolute", "r and w_in are the equation's, or what one step adds", choices=("absolute", "per_step")
+            "absolute", "r and w_in as in the equations, or scaled to one step", choices=("absolute", "per_step")
         ),
-        "readout": ModelOption("steps", "the answer: what leaves in each step, or the sum", choices=("steps", "sum")),
+        "readout": ModelOption("steps", "the answer: the output of every step, or their sum", choices=("steps", "sum")),
     },
 )
 """The options of `--nir`, whose nets are not in the catalog."""

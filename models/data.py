@@ -146,7 +146,7 @@ def open_set(
         return ImageSet(spec, _DIGITS_CLASSES, False, _enlarging(input_shape, inputs), digits)
     dataset = dataset or {"cifar10": "cifar10", "imagefolder": "imagenet"}[scheme]
     if dataset not in _NORMALISATION:
-        raise DataError(f"this model reads no images (data set {dataset!r}): leave the data option out")
+        raise DataError(f"this model does not take images (data set {dataset!r}): leave the data option out")
     opened = _Listed(folder, labels) if labels else _OPENERS[scheme](folder, calibrating)
     if preprocess:
         opened.transform, preprocessing = _checked(preprocess, input_shape), described(preprocess)
@@ -167,7 +167,7 @@ class _Digits:
 
     def __init__(self, input_shape: tuple[int, ...], inputs: Literal["unit", "normal"], calibrating: bool) -> None:
         if len(input_shape) != 3:
-            raise DataError(f"this model reads no images (its input is {input_shape}): leave the data option out")
+            raise DataError(f"this model does not take images (its input is {input_shape}): leave the data option out")
         held = safetensors.torch.load_file(demo.CALIBRATION if calibrating else demo.IMAGES)
         self._images, self._labels = enlarged(held["images"], input_shape, inputs), held["labels"].tolist()
 
@@ -258,7 +258,7 @@ def _preprocessing(dataset: str, inputs: str, input_shape: tuple[int, ...]) -> t
     if len(input_shape) != 3 or input_shape[0] != 3:
         sizes = "x".join(map(str, input_shape))
         raise DataError(
-            f"images have 3 channels, but the model reads {sizes}: give the module an attribute `preprocess`, a "
+            f"images have 3 channels, but the model takes {sizes}: give the module an attribute `preprocess`, a "
             "function from a PIL image to such a tensor"
         )
     height, width = input_shape[1:]

@@ -88,7 +88,7 @@ def _inputs(net: Any, folder: Path) -> list[str]:
         # RoBERTa's positions start after its padding
         words = min(_WORDS, getattr(config, "max_position_embeddings", _WORDS) - 2)
         return [f"{name}=int64:{words}:0-{config.vocab_size - 1}", f"attention_mask=int64:{words}:1-1"]
-    raise UnfitModel(f"{type(net).__name__} reads {name}: only images, audio and text are supported here; use --module")
+    raise UnfitModel(f"{type(net).__name__} takes {name}: only images, audio and text are supported here; use --module")
 
 
 def _sides(config: Any, folder: Path) -> tuple[int, int]:

@@ -16,7 +16,7 @@ _NOT_MEASURED = {
     "quantized_": "its int8 modules run only in eager; measure the float model of the same name",
     "raft_": "optical flow takes two images; measure it as your own module, with --module",
     "rcnn": "a two-stage detector proposes a varying number of regions per image, but shapes are fixed here; "
-    "one-stage detectors (ssd, retinanet, fcos) are measured",
+    "one-stage detectors (ssd, retinanet, fcos) can be measured",
 }
 
 

@@ -117,7 +117,7 @@ def _rate(node: Node, name: str, dt: float) -> np.ndarray:
     """Return dt divided by a time constant."""
     times = node[name].astype(np.float64)
     if (times < dt).any():
-        raise UsageError(f"{name} {times.min():g} is shorter than the time step {dt:g}: give another --option dt=")
+        raise UsageError(f"{name} {times.min():g} is shorter than the time step {dt:g}: give a smaller --option dt=")
     return dt / times
 
 
@@ -249,7 +249,7 @@ def _module(name: str, node: Node, dt: float, dialect: Mapping[str, str]) -> nn.
         said = f"it lacks {error}" if isinstance(error, KeyError) else error
         raise UsageError(f"node {name} ({kind}): {said}") from error
     known = ", ".join(sorted([*_NEURONS, *_LAYERS, "Delay"]))
-    raise UsageError(f"node {name} has the type {kind}, which benchd does not know; it knows {known}")
+    raise UsageError(f"node {name} has the type {kind}, which benchd does not support; it supports {known}")
 
 
 class _Group:
@@ -356,7 +356,7 @@ def _in_order(graph: Graph) -> list[str]:
     """Return the nodes between Input and Output, excluding the Input, each after a node that leads to it."""
     reached, leading = _reach(graph.edges, graph.input), _reach([edge[::-1] for edge in graph.edges], graph.output)
     if graph.input not in leading:
-        raise UsageError("nothing leads from the Input to the Output")
+        raise UsageError("no path leads from the Input to the Output")
     if unfed := sorted(set(leading) - set(reached)):
         raise UsageError(f"node {unfed[0]} receives nothing from the Input")
     return [name for name in reversed(reached) if name in leading and name != graph.input]

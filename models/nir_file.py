@@ -83,7 +83,7 @@ class _Reader:
 
     def _values(self, name: str, dataset: Any) -> Any:
         if dataset.external or dataset.is_virtual:
-            raise UsageError(f"the data of {name} are in another file")
+            raise UsageError(f"the data of {name} is in a different file")
         chain = dataset.id.get_create_plist()
         if not {chain.get_filter(place)[0] for place in range(chain.get_nfilters())} <= _FILTERS:
             raise UsageError(f"{name} needs a filter that HDF5 loads as a plugin")
@@ -122,7 +122,7 @@ def _flat(graph: Mapping[str, Any], prefix: str) -> Graph:
     for start, end in _pairs(graph.get("edges"), prefix):
         for name in (start, end):
             if name not in own:
-                raise UsageError(f"an edge leads from or to {prefix}{name}, and there is no such node")
+                raise UsageError(f"an edge begins or ends at {prefix}{name}, and there is no such node")
         leaves = inner[start].output if start in inner else f"{prefix}{start}"
         edges.append((leaves, inner[end].input if end in inner else f"{prefix}{end}"))
     if len(nodes) > _MOST_NODES:

@@ -587,7 +587,9 @@ def shape_from(state: Mapping[str, torch.Tensor], options: Mapping[str, Any]) ->
     if head is None or head.dim() != 2:
         return {}
     if options["num_classes"] not in {_IMAGENET_CLASSES, len(head)}:
-        raise WeightsError(f"head.weight has {len(head)} classes, not {options['num_classes']}; leave num_classes out")
+        raise WeightsError(
+            f"num_classes={options['num_classes']}, but head.weight has {len(head)}; leave num_classes out"
+        )
     return {"num_classes": len(head)}
 
 
@@ -608,7 +610,7 @@ def _other_positions(patches: int, options: Mapping[str, Any]) -> list[str]:
     side = math.isqrt(max(0, patches))
     wanted = f"patch_size={patch_size}, stride={stride} and image_size={image_size} make {own}x{own}+1"
     if side**2 != patches or not side:
-        return [f"pos_embed has {patches + 1} positions, and {wanted}; no option makes a count that is not N x N + 1"]
+        return [f"pos_embed has {patches + 1} positions, and {wanted}; no option gives a count that is not N x N + 1"]
     return [f"pos_embed has {side}x{side}+1 positions, and {wanted}; {_advice(side, patch_size, stride, image_size)}"]
 
 

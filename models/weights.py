@@ -171,8 +171,8 @@ def apply(module: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
     problems = {
         "missing": [key for key in own if key not in state],
         "unexpected": [key for key in state if key not in own],
-        "of another shape": reshaped,
-        "of another number type": [
+        "of a different shape": reshaped,
+        "of a different number type": [
             f"{key} {str(state[key].dtype).removeprefix('torch.')}"
             for key in own
             if key in state and _is_other(state[key], own[key])

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:N, GPU-UUID or auto.", metavar="DEVICE")]
 Artifacts = Annotated[
-    Path | None, typer.Option(help="Folder of exported files to use before exporting any.", metavar="DIR")
+    Path | None, typer.Option(help="Folder to search for exported files before exporting any.", metavar="DIR")
 ]
 Workspace = Annotated[str | None, typer.Option(help="Memory limit of a TensorRT build.", metavar="1GiB")]
 Publish = Annotated[
@@ -34,7 +34,7 @@ Publish = Annotated[
 FailOn = Annotated[
     str, typer.Option(help="Results that cause a nonzero exit code: slower, check, inconclusive.", metavar="A,B")
 ]
-ConfigFile = Annotated[Path | None, typer.Option(help="A TOML file for the device's id, limits and sensors.")]
+ConfigFile = Annotated[Path | None, typer.Option(help="A TOML file with the device's id, limits and sensors.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Files = Annotated[list[Path], typer.Argument(help="Result files or folders.")]
 Wait = Annotated[
@@ -50,7 +50,7 @@ MaxPower = Annotated[str | None, typer.Option(help="Maximum mean input power.", 
 MaxMemory = Annotated[str | None, typer.Option(help="Maximum peak memory.", metavar="2GiB")]
 MinAgreement = Annotated[
     float | None,
-    typer.Option(help="Minimum share of images, ties excluded, with float64's class (default 0.98).", metavar="0.995"),
+    typer.Option(help="Minimum share of images, ties excluded, classed as in float64 (default 0.98).", metavar="0.995"),
 ]
 MaxAccuracyDrop = Annotated[
     str | None,
@@ -79,7 +79,7 @@ def mqtt_config(url: str | None, ca_file: str | None, certificate_file: str | No
     """Return the settings of an optional broker; raise UsageError for TLS files without a broker."""
     given = {"--ca-file": ca_file, "--certificate-file": certificate_file, "--key-file": key_file}
     if not url and (option := next((option for option, path in given.items() if path), None)):
-        raise UsageError(f"{option}: for a broker only; add --mqtt mqtts://HOST")
+        raise UsageError(f"{option} only applies to a broker; add --mqtt mqtts://HOST")
     return MqttConfig(url=url, ca_file=ca_file, certificate_file=certificate_file, key_file=key_file)
 
 
@@ -144,7 +144,7 @@ def batches(option: str, texts: Sequence[str]) -> list[int | None]:
     """Return the batch sizes, with None for `dynamic`."""
     sizes = [None if text == "dynamic" else whole_numbers(option, text)[0] for text in texts]
     if any(size is not None and size < 1 for size in sizes):
-        raise UsageError(f"{option} {','.join(texts)}: at least 1")
+        raise UsageError(f"{option} {','.join(texts)}: must be at least 1")
     return sizes
 
 

@@ -41,7 +41,7 @@ def set_(
 @app.command(epilog="Example: benchd baseline show --config /etc/benchd/benchd.toml")
 def show(
     config: Annotated[
-        Path | None, typer.Option(help="The service's TOML file: its runs, its schedule, its budget of false alarms.")
+        Path | None, typer.Option(help="The service's TOML file: baseline runs, schedule and budget for false alarms.")
     ] = None,
     json: AsJson = False,
 ) -> None:

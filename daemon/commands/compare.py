@@ -40,7 +40,7 @@ def compare(
     live: Annotated[bool, typer.Option("--live", help="Measure both alternately, in fresh processes.")] = False,
     aa: Annotated[bool, typer.Option("--aa", help="Measure one case against itself: the noise floor.")] = False,
     python: Annotated[
-        list[Path] | None, typer.Option(help="With --live: the Python interpreter of each side.", metavar="BIN/python")
+        list[Path] | None, typer.Option(help="With --live: the Python interpreter for each side.", metavar="BIN/python")
     ] = None,
     module: Annotated[
         list[str] | None,
@@ -50,23 +50,23 @@ def compare(
         list[str] | None, typer.Option(help="With --live: your own NIR file, or one per side.", metavar="FILE")
     ] = None,
     variants: Annotated[
-        str | None, typer.Option(help="Only these variants; with --live, a comparison of each.", metavar="A,B")
+        str | None, typer.Option(help="Only these variants; with --live, one comparison for each.", metavar="A,B")
     ] = None,
     batch_sizes: Annotated[
-        str | None, typer.Option(help="Only these batch sizes; with --live, a comparison of each.", metavar="1,4")
+        str | None, typer.Option(help="Only these batch sizes; with --live, one comparison for each.", metavar="1,4")
     ] = None,
     pairs: Annotated[
         int | None, typer.Option(help="Number of pairs (default 7, extended to 11 or 15 while undecided).")
     ] = None,
     min_effect: Annotated[
-        str, typer.Option(help="Smallest difference that is FASTER or SLOWER.", metavar="0.5%")
+        str, typer.Option(help="Smallest difference that counts as FASTER or SLOWER.", metavar="0.5%")
     ] = "0.5%",
     fail_on: arguments.FailOn = "check,slower,inconclusive",
     preset: Annotated[
         str, typer.Option(help="With --live: how long each process measures.", metavar="quick|standard|thorough")
     ] = "quick",
     device: arguments.Device = "auto",
-    config: Annotated[Path | None, typer.Option(help="With --live: a TOML file for limits and delivery.")] = None,
+    config: Annotated[Path | None, typer.Option(help="With --live: a TOML file with limits and delivery.")] = None,
     output: Annotated[Path, typer.Option(help="With --live: folder for the records.", metavar="DIR")] = Path(
         "bench-out"
     ),
@@ -143,7 +143,7 @@ def _refuse_overwriting(written: Mapping[str, Path | None], read: Sequence[Path]
         if path is None or (path.exists() and not path.is_file()):
             continue
         if other := taken.get(path.resolve()):
-            raise UsageError(f"{option} {path}: the same file as {other}; choose another one")
+            raise UsageError(f"{option} {path}: the same file as {other}; choose a different one")
         taken[path.resolve()] = option
 
 
@@ -211,7 +211,7 @@ def of_files(paths: Sequence[Path], min_effect: float, chosen: Sequence[Sequence
     comparisons = verdicts.compare(first, second, min_effect)
     if any(record.status == "ok" for record in (*first, *second)):
         return comparisons, int(any(one.broken_off for one in comparisons))
-    which = "succeeded" if first or second else "is of these variants and batch sizes"
+    which = "succeeded" if first or second else "matches these variants and batch sizes"
     sys.stderr.write(f"nothing was compared: no record in {paths[0]} or {paths[1]} {which}\n")
     return comparisons, 6
 

@@ -27,7 +27,7 @@ def dashboard(
         str | None,
         typer.Option(help="Name of this collector, unique in the fleet (default: the host's name).", metavar="NAME"),
     ] = None,
-    only: Annotated[str | None, typer.Option(help="Run only one of the two.", metavar="collector|pages")] = None,
+    only: Annotated[str | None, typer.Option(help="Run only one of the two parts.", metavar="collector|pages")] = None,
     notify: Annotated[
         Path | None,
         typer.Option(help="Tell people about regressions, silent devices and failed checks.", metavar="FILE.toml"),

@@ -41,7 +41,7 @@ def export(
     given: dict[str, Any],
     models: Annotated[str | None, typer.Argument(help="Models, separated by commas.", metavar="[MODEL,...]")] = None,
     to: Annotated[
-        str, typer.Option(help="What to write; tensorrt on the GPU that will run it.", metavar="onnx|tensorrt")
+        str, typer.Option(help="What to write; build tensorrt on the GPU that will run it.", metavar="onnx|tensorrt")
     ] = "onnx",
     precision: Annotated[str, typer.Option(help="fp32, fp16, int8.", metavar="A,B")] = "fp32",
     batch_sizes: Annotated[str, typer.Option(help="Batch sizes; `dynamic` for any.", metavar="1,4,dynamic")] = "1",
@@ -71,7 +71,7 @@ def export(
         return list_store(sys.stdout, json)
     if prune is not None:
         if json:
-            raise UsageError("--json and --prune: give only one of them; --prune lists no files")
+            raise UsageError("--json and --prune: give only one of them; --prune does not list files")
         return prune_store(arguments.byte_count("--prune", prune), sys.stdout)
     own = arguments.own_model(given, {"MODEL": models})
     request = ExportRequest(
@@ -135,7 +135,7 @@ def _refuse(request: ExportRequest) -> None:
     count = len(request.models) * len(request.precisions) * len(request.batches)
     count *= math.prod(map(len, request.options.values()))
     if request.single and (count > 1 or request.to == "tensorrt"):
-        raise UsageError(f"--output {request.out}: give a folder for engines or several files")
+        raise UsageError(f"--output {request.out}: engines, or several files, need a folder")
 
 
 def _refuse_own(request: ExportRequest) -> None:
@@ -144,9 +144,9 @@ def _refuse_own(request: ExportRequest) -> None:
         if entry and option not in entry.options:
             raise unknown("option", option, sorted(entry.options))
     if (request.options and not entry) or request.inputs.weights == demo.DEMO or request.to == "tensorrt":
-        raise UsageError("your own model has no --option, no --weights demo, and is exported --to onnx")
+        raise UsageError("your own model can only be exported --to onnx, without --option or --weights demo")
     if isinstance(request.own, UserFile) and (request.own.precision == "int8" or request.precisions != ["int8"]):
-        raise UsageError("--onnx is for a float file and --precision int8")
+        raise UsageError("--onnx takes a float file and needs --precision int8")
 
 
 def list_store(out: TextIO, as_json: bool) -> None:
@@ -156,7 +156,7 @@ def list_store(out: TextIO, as_json: bool) -> None:
     show(held, out, as_json)
     if not as_json:
         total = sum(artifact.metadata.bytes for artifact in held)
-        out.write(f"{len(held)} files, {total / 1e6:.1f} MB in {folders.artifacts()}\n")
+        out.write(f"{len(held)} file{'s' * (len(held) != 1)}, {total / 1e6:.1f} MB in {folders.artifacts()}\n")
 
 
 def prune_store(limit_bytes: int, out: TextIO) -> None:

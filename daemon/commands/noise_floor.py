@@ -28,7 +28,7 @@ def noise_floor_(
     if clear and json:
         raise UsageError("--json and --clear: give only one of them; --clear prints nothing to encode")
     if clear and case is None:  # without reading the file, which may be damaged
-        sys.stdout.write(f"A/A comparisons forgotten: {noise_floor.clear()}\n")
+        sys.stdout.write(f"A/A comparisons deleted: {noise_floor.clear()}\n")
         return
     every = noise_floor.every()
     if case and case not in {one.case_id for one in every}:
@@ -37,7 +37,7 @@ def noise_floor_(
     if case and not floors:
         raise UsageError(f"no A/A comparison of {case} is stored; run benchd compare --aa {case}")
     if clear:
-        sys.stdout.write(f"A/A comparisons forgotten: {noise_floor.clear(case)}\n")
+        sys.stdout.write(f"A/A comparisons deleted: {noise_floor.clear(case)}\n")
     elif json:
         sys.stdout.write(f"{msgspec.json.format(msgspec.json.encode(floors)).decode()}\n")
     else:

@@ -70,7 +70,7 @@ def once(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON record per line instead of a table.")] = False,
     wait: arguments.Wait = None,
     quiet_for: arguments.QuietFor = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and measure nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan without measuring.")] = False,
     version: Version = False,
 ) -> None:
     """Measure deployment variants of models on this machine; print a table, store and publish the records."""
@@ -126,7 +126,7 @@ def _again(case: str, records: Path | None, output: Path, given: Mapping[str, An
     if records_of_case:
         fields = plan.again(records_of_case[-1])
     else:
-        sys.stderr.write(f"note: {where} has no record of {case}: its weights and images are the defaults\n")
+        sys.stderr.write(f"note: {where} has no record of {case}: measuring it with the default weights and inputs\n")
         fields = msgspec.structs.asdict(plan.suite_of(case, "quick"))
     replaced = {"models", *OF_OWN_MODEL} if {"module", "onnx", "nir"} & given.keys() else set()
     known = options.fields().keys() - replaced
@@ -138,7 +138,7 @@ def _lacks_accuracy(records: Sequence[Record], err: TextIO) -> bool:
     unscored = [record for record in records if record.status == "ok" and record.accuracy is None]
     for record in unscored:
         reason = record.missing["accuracy"]
-        err.write(f"error: requested accuracy of {record.case_id} was not measured: {reason}\n")
+        err.write(f"error: the requested accuracy of {record.case_id} was not measured: {reason}\n")
     return bool(unscored)
 
 

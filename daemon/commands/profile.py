@@ -92,11 +92,11 @@ def profile(
     steps: Annotated[int | None, typer.Option(help="Number of traced steps.", min=1)] = None,
     warmup: Annotated[int | None, typer.Option(help="Number of warm-up steps before the trace.", min=0)] = None,
     workload: Annotated[
-        str, typer.Option(help="What a step runs; eval: data, model, loss, item.", metavar="forward|eval|train")
+        str, typer.Option(help="What a step runs; eval: load, forward, loss, item().", metavar="forward|eval|train")
     ] = "forward",
     device: arguments.Device = "auto",
-    kernel_regex: Annotated[str | None, typer.Option(help="Kernels that ncu counts.", metavar="REGEX")] = None,
-    snn_kernels: Annotated[bool, typer.Option("--snn-kernels", help="Count only spiking neurons with ncu.")] = False,
+    kernel_regex: Annotated[str | None, typer.Option(help="Kernels that ncu profiles.", metavar="REGEX")] = None,
+    snn_kernels: Annotated[bool, typer.Option("--snn-kernels", help="With ncu, only the neurons' kernels.")] = False,
     sort: Annotated[
         str | None, typer.Option(help="Sort operators by this column (default: self time).", metavar="COLUMN")
     ] = None,

@@ -57,9 +57,9 @@ def recommend(
         raise UsageError(lacking)
     decisions = decide(records, requirements)
     if not decisions:
-        raise UsageError("no inference in these records; training is not shipped")
+        raise UsageError("these records contain no inference, and training cannot be shipped")
     trained = dict.fromkeys(record.case_id for record in records if record.case.direction == "training")
-    sys.stderr.writelines(f"not {case_id}: training is not shipped\n" for case_id in trained)
+    sys.stderr.writelines(f"ignoring {case_id}: training cannot be shipped\n" for case_id in trained)
     print_decisions(sys.stdout, decisions, json)
     raise typer.Exit(0 if all(decision.ship for decision in decisions) else 4)
 

@@ -56,7 +56,7 @@ def send(folder: Path, to: Broker, timeout_s: float, out: TextIO, *, everything:
         with MachineLock(lock) if lock.exists() else nullcontext():
             return _send(folder, to, timeout_s, out, everything=everything)
     except Busy as busy:
-        raise NotAvailable(f"{busy.holder} runs on {folder} and delivers its results; stop it first") from busy
+        raise NotAvailable(f"{busy.holder} is using {folder} and delivers its results; stop it first") from busy
 
 
 def _send(folder: Path, to: Broker, timeout_s: float, out: TextIO, *, everything: bool) -> int:

@@ -64,12 +64,12 @@ def ship(
     device: arguments.Device = "auto",
     min_effect: Annotated[
         str,
-        typer.Option(help="Variants this close are equally fast: of them the simplest ships.", metavar="1%"),
+        typer.Option(help="Variants this close count as equally fast; the simplest of them ships.", metavar="1%"),
     ] = "1%",
     minutes: Annotated[float, typer.Option(help="Race time limit in minutes; the winner is always confirmed.")] = 15.0,
     out: Annotated[Path, typer.Option("--output", help="The folder to write.", metavar="DIR")] = Path("shipped"),
     config: arguments.ConfigFile = None,
-    page: Annotated[bool, typer.Option("--report", help="Also write DIR.html with what was measured.")] = False,
+    page: Annotated[bool, typer.Option("--report", help="Also write the measurements to DIR.html.")] = False,
     wait: arguments.Wait = None,
     quiet_for: arguments.QuietFor = None,
     json: arguments.AsJson = False,
@@ -123,7 +123,7 @@ def _refuse(asked: Asked, minutes: float) -> None:
     if asked.min_effect <= 0.0:
         raise UsageError("--min-effect 0%: no two times are exactly equal; give the smallest difference that counts")
     if not minutes > 0.0:
-        raise UsageError(f"--minutes {minutes:g}: more than 0")
+        raise UsageError(f"--minutes {minutes:g}: must be more than 0")
 
 
 def _candidates(suite: Suite, limits: LimitsConfig, machine: Machine, own: UserModel | None) -> list[Planned]:

@@ -44,10 +44,10 @@ def _found(name: str, folder: Path) -> list[Record]:
     if _exists(Path(name)):
         return results.read(Path(name))
     if not _exists(folder):
-        raise UsageError(f"{name}: no such file, and no {folder} to look up a run or a case; give --results")
+        raise UsageError(f"{name}: no such file, and no {folder} in which to look up a run or a case; give --results")
     records = results.of_case(folder, name)
     if not records:
-        raise UsageError(f"{name}: no such file, and no run or case of that id in {folder}; `benchd show {folder}`")
+        raise UsageError(f"{name}: no such file, and no run or case with that id in {folder}; `benchd show {folder}`")
     return records[-1:]
 
 
@@ -65,11 +65,11 @@ def _notes(record: Record) -> Iterator[str]:
     named = [record.own.path if record.own else "", inputs.weights, inputs.data, inputs.samples, inputs.labels]
     named += [inputs.metric, inputs.calibration]
     if files := [name for name in named if name and name not in (demo.DEMO, demo.RANDOM)]:
-        yield f"{record.case_id}: run it in the folder of {', '.join(files)}, because records hold no paths"
+        yield f"{record.case_id}: run it in the folder with {', '.join(files)}, because records do not store paths"
     if record.preset == race.PRESET:
         yield f"{record.case_id}: measured by benchd ship; `benchd verify DIR` repeats it"
     usual = PRESETS[record.preset].asked() if record.preset in PRESETS else {}
     changed = [f"{name} {value:g}" for name, value in record.limits.items() if value != usual.get(name) and value]
     others = [words for words in changed if not words.startswith("processes ")]
     if others and usual:
-        yield f"{record.case_id}: a configuration set {', '.join(others)}; give it as --config too"
+        yield f"{record.case_id}: a configuration file set {', '.join(others)}; add it with --config"

@@ -30,7 +30,7 @@ def verify(
     ] = False,
     trust_plan: Annotated[
         bool,
-        typer.Option("--trust-plan", help="Load a TensorRT plan or AOTInductor package of another user or machine."),
+        typer.Option("--trust-plan", help="Load a TensorRT plan or AOTInductor package from another user or machine."),
     ] = False,
     device: Device = "auto",
     config: ConfigFile = None,
@@ -44,7 +44,7 @@ def verify(
     differ.
     """
     if processes < 1:
-        raise UsageError(f"--processes {processes}: at least 1")
+        raise UsageError(f"--processes {processes}: must be at least 1")
     with explaining(folder):
         shipped = manifest.read(folder)
     verifying.refuse_untrusted(folder, shipped, trust_code=trust_code)
@@ -64,6 +64,6 @@ def verify(
     else:
         sys.stdout.write(f"{promise.line(verified)}\n")
         if verified.rebuilt:
-            sys.stdout.write(f"    built again: {verified.rebuilt}\n")
+            sys.stdout.write(f"    rebuilt: {verified.rebuilt}\n")
         sys.stdout.writelines(f"    changed since: {one}\n" for one in verified.changed)
     raise typer.Exit(promise.EXIT_CODES[verified.answer])

@@ -32,7 +32,7 @@ def watch(
     seconds: Annotated[
         float | None, typer.Option(help="Stop after this many seconds (default: until Ctrl-C).", min=0)
     ] = None,
-    device: Annotated[str, typer.Option(help="Without a broker: whose sensors to show.", metavar="cpu|cuda")] = "cpu",
+    device: Annotated[str, typer.Option(help="Without a broker: the device to watch.", metavar="cpu|cuda")] = "cpu",
     ca_file: CaFile = None,
     certificate_file: CertificateFile = None,
     key_file: KeyFile = None,

@@ -45,10 +45,10 @@ def why(
     given: dict[str, Any],
     sides: Annotated[
         list[str] | None,
-        typer.Argument(help="A case, or two; a folder of benchd ship; or two result files.", metavar="[A] [B]"),
+        typer.Argument(help="One or two cases, a folder from benchd ship, or two result files.", metavar="[A] [B]"),
     ] = None,
     python: Annotated[
-        list[Path] | None, typer.Option(help="The Python interpreter of each side.", metavar="BIN/python")
+        list[Path] | None, typer.Option(help="The Python interpreter for each side.", metavar="BIN/python")
     ] = None,
     lock: Annotated[
         list[Path] | None, typer.Option(help=f"Lines of NAME==VERSION, {ONE_PER_SIDE}.", metavar="FILE")
@@ -61,13 +61,13 @@ def why(
     ] = None,
     onnx: Annotated[list[Path] | None, typer.Option(help="An ONNX file, or one per side.", metavar="FILE")] = None,
     theirs: Annotated[
-        Path | None, typer.Option(help="The result of another tool, to be explained from ours.", metavar="FILE")
+        Path | None, typer.Option(help="Another tool's result; explain why it differs from ours.", metavar="FILE")
     ] = None,
     wheels: Annotated[
-        Path | None, typer.Option(help="Take the packages of --lock from this folder alone.", metavar="DIR")
+        Path | None, typer.Option(help="Install the packages of --lock from this folder only.", metavar="DIR")
     ] = None,
-    index: Annotated[str | None, typer.Option(help="Take them from this package index.", metavar="URL")] = None,
-    min_effect: Annotated[str, typer.Option(help="Smallest change that is explained.", metavar="1%")] = "1%",
+    index: Annotated[str | None, typer.Option(help="Install them from this package index.", metavar="URL")] = None,
+    min_effect: Annotated[str, typer.Option(help="Smallest change to explain.", metavar="1%")] = "1%",
     preset: Annotated[
         str, typer.Option(help="How long each process measures.", metavar="quick|standard|thorough")
     ] = "quick",
@@ -172,8 +172,8 @@ def _of_records(first: Path, second: Path, as_json: bool) -> int:
     comparisons = [each for each in verdicts.compare(before, after, 0.0) if each.layers]
     if not comparisons:
         raise UsageError(
-            f"{first} and {second}: no case of both changed beyond noise and has the layers of its processes; measure "
-            f"both environments again: benchd why CASE --lock {first} --lock {second} --env {first} --env {second}"
+            f"{first} and {second}: no case in both changed beyond noise and has layer times; measure both "
+            f"environments again: benchd why CASE --lock {first} --lock {second} --env {first} --env {second}"
         )
     print_comparisons(sys.stdout, comparisons, as_json)
     return 0

@@ -216,7 +216,7 @@ def _parameters(body: bytes, kind: type[Parameters]) -> tuple[Parameters | None,
 
 def _forbidden(parameters: Parameters, allowed: Commands) -> str | None:
     if allowed == "off":
-        return 'this device takes no commands: [mqtt] commands = "off" in its configuration'
+        return 'this device does not accept commands: [mqtt] commands = "off" in its configuration'
     if allowed == "suites" and isinstance(parameters, RunParameters) and parameters.suite is None:
         return 'only configured suites may be run here; [mqtt] commands = "all" in the configuration allows lists'
     return None
@@ -232,5 +232,5 @@ def _sender(body: bytes) -> _Sender:
 
 def _stale(parameters: Parameters, wall_s: float) -> str | None:
     if parameters.sent_s is not None and abs(wall_s - parameters.sent_s) > MAX_AGE_S:
-        return f"sent_s is more than {MAX_AGE_S:g} s from this device's clock"
+        return f"sent_s differs from this device's clock by more than {MAX_AGE_S:g} s"
     return None

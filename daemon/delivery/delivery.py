@@ -306,5 +306,5 @@ def _read(path: Path) -> dict[str, Cursor]:
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        log(f"{path} cannot be read ({error}); everything is sent again")
+        log(f"{path} cannot be read ({error}); everything will be sent again")
         return {}

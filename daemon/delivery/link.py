@@ -195,7 +195,7 @@ class Link:
             self.delivery.fill(connection)
             self._save(at_once=False)
             if connection.silent_s > SILENT_S:
-                raise Ended(f"{connection.address} acknowledges nothing")
+                raise Ended(f"{connection.address} does not acknowledge anything")
 
     def _settle(self, connection: Connection) -> None:
         for what, answer in connection.take_acknowledged():

@@ -72,7 +72,7 @@ class Log:
         if self._journal.size_bytes() != self._size:  # another process has written, or the file was moved
             self._find_last()
         if self._journal.set_torn_aside(aside := self.path.with_name(f"{self.path.name}.damaged")):
-            self.report(f"{self.path}: the last line was cut off, as by a power cut, and is now in {aside.name}")
+            self.report(f"{self.path}: the last line was truncated, perhaps by a power cut, and is now in {aside.name}")
         seq = self.last_seq + 1
         self._journal.append(b'{"log":"%s","seq":%d,%s' % (self.id.encode(), seq, body[1:]))
         self.last_seq, self._size = seq, self._journal.size_bytes()

@@ -38,7 +38,7 @@ def _home() -> Path:
         made.mkdir(mode=0o700)
     status = made.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        reason = "not owned by this user alone, who has no home: set HOME to a folder"
+        reason = "not owned exclusively by this user, who has no home: set HOME to a folder"
         raise PermissionError(errno.EACCES, reason, str(made))
     return made
 

@@ -49,15 +49,15 @@ NOT_FOR_DOCTOR = "fake"  # it plays back a script, and there is none here
 SYSTEM_PATH = ":/usr/sbin:/usr/local/sbin"  # folders that are not on every user's PATH
 
 REMEDIES = {
-    "devfreq": "Jetson boards have it; there: sudo modprobe nvgpu, on a Thor nvidia",
-    "ina3221": "Jetson Orin boards have it; there: sudo modprobe -r ina3221; sudo modprobe ina3221",
-    "ina238": "Jetson Thor boards have it; there: sudo modprobe -r ina238; sudo modprobe ina238",
+    "devfreq": "only on Jetson boards; there: sudo modprobe nvgpu (on a Thor: sudo modprobe nvidia)",
+    "ina3221": "only on Jetson Orin boards; there: sudo modprobe -r ina3221; sudo modprobe ina3221",
+    "ina238": "only on Jetson Thor boards; there: sudo modprobe -r ina238; sudo modprobe ina238",
     "procfs": "mount /proc",
     "rapl": "sudo modprobe intel_rapl_msr; only root may read it: sudo chmod a+r /sys/class/powercap/*/energy_uj",
-    "throttle": "Jetson boards have it; without it or nvml, throttling is not detected",
+    "throttle": "only on Jetson boards; without it or nvml, throttling is not detected",
     "thermal": "virtual machines have no thermal zones",
 }
-ELSEWHERE = {"rapl": "Intel and AMD processors have it"}  # replaces the remedy on processors without it
+ELSEWHERE = {"rapl": "only on Intel and AMD processors"}  # replaces the remedy on processors without it
 CPU_PAIR = "pip install --force-reinstall torch torchvision --index-url https://download.pytorch.org/whl/cpu"
 """On x86-64, torchvision from PyPI is linked with torch's CUDA library, which a CPU-only torch lacks."""
 

@@ -40,9 +40,9 @@ def folder(text: str) -> Path:
             f"{text}: not a folder here, and not in the cache {_cache()}; fetch it with: hf download {name}"
         )
     if (here / "adapter_config.json").is_file():
-        raise UsageError(f"{text}: this is an adapter; merge it into its net and save the result")
+        raise UsageError(f"{text}: this is an adapter; merge it into its base model and save the result")
     if not any(here.glob("*.safetensors")):
-        raise UsageError(f"{text}: it has no .safetensors file, and pickles are not read; save it with safetensors")
+        raise UsageError(f"{text}: no .safetensors file, and benchd does not load pickles; save it with safetensors")
     return here
 
 

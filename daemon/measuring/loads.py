@@ -48,7 +48,7 @@ def refuse(suite: Suite) -> None:
 def _refuse_streams(suite: Suite) -> None:
     for streams in suite.streams:
         if not 1 <= streams <= MOST_STREAMS:
-            raise UsageError(f"--streams {streams}: at least 1 and at most {MOST_STREAMS}")
+            raise UsageError(f"--streams {streams}: must be at least 1 and at most {MOST_STREAMS}")
     if all(streams == 1 for streams in suite.streams):
         return
     if suite.directions == ["training"]:
@@ -62,7 +62,7 @@ def _refuse_values(suite: Suite) -> None:
     """Raise UsageError for a value out of range, shown unrounded, because a rounded one might be within range."""
     for rate_hz in suite.rates_hz:
         if not 0 < rate_hz <= MOST_HZ:
-            raise UsageError(f"--rate {rate_hz:.15g}: above 0 and at most {MOST_HZ:,.0f} requests per second")
+            raise UsageError(f"--rate {rate_hz:.15g}: must be above 0 and at most {MOST_HZ:,.0f} requests per second")
         if 3600 * rate_hz < LEAST_PER_HOUR:
             least_hz = math.ceil(1e4 * LEAST_PER_HOUR / 3600) / 1e4
             raise UsageError(
@@ -70,13 +70,13 @@ def _refuse_values(suite: Suite) -> None:
                 f"{least_hz:g} per second, or measure a single request after a pause with --scenario wake_up"
             )
     if suite.deadline_ms is not None and not 0 < suite.deadline_ms <= LONGEST_MS:
-        raise UsageError(f"--deadline {suite.deadline_ms:.15g}ms: above 0 and at most {LONGEST_MS:,.0f} ms")
+        raise UsageError(f"--deadline {suite.deadline_ms:.15g}ms: must be above 0 and at most {LONGEST_MS:,.0f} ms")
     if suite.percentile is not None and not LOWEST_PERCENTILE <= suite.percentile <= HIGHEST_PERCENTILE:
         raise UsageError(
-            f"--percentile {suite.percentile:.15g}: at least {LOWEST_PERCENTILE:g} and at most {HIGHEST_PERCENTILE:g}"
+            f"--percentile {suite.percentile:.15g}: must be from {LOWEST_PERCENTILE:g} to {HIGHEST_PERCENTILE:g}"
         )
     if suite.queue is not None and not 1 <= suite.queue <= MOST_QUEUED:
-        raise UsageError(f"--queue {suite.queue}: at least 1 and at most {MOST_QUEUED:,} waiting requests")
+        raise UsageError(f"--queue {suite.queue}: must be at least 1 and at most {MOST_QUEUED:,} waiting requests")
 
 
 def most_on_gpu(variant: Variant) -> int:

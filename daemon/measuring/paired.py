@@ -143,7 +143,7 @@ def _code(sides: Sequence[Side]) -> int:
 def planned_sides(request: Request, limits: LimitsConfig, machine: plan.Machine) -> list[Planned]:
     """Return the case of each side; raise UsageError, or NotAvailable for a case that cannot run here."""
     if request.pairs is not None and request.pairs < 2:
-        raise UsageError(f"--pairs {request.pairs}: at least 2")
+        raise UsageError(f"--pairs {request.pairs}: must be at least 2")
     for python in request.pythons:
         _versions(python)
     modules: Sequence[UserModel | None] = _both(request.modules) or [None, None]
@@ -184,7 +184,7 @@ def _planned(
     if others:
         raise UsageError(f"{case_id} matches {1 + len(others)} cases; add the batch size, as in {entry.case.case_id}")
     if entry.case.load and entry.case.load.rate_hz is None:
-        raise UsageError(f"{case_id}: latencies at different rates cannot be compared; give both the same, as rate=30")
+        raise UsageError(f"{case_id}: latencies at different rates cannot be compared; give both one, such as rate=30")
     if entry.reason:
         raise NotAvailable(f"{case_id}: {entry.reason}")
     return _short(entry)

@@ -56,7 +56,7 @@ DEFAULT_MODELS = tuple(name for name, model in catalog.MODELS.items() if model.i
 START_S = 15.0  # spawn, import, build and check of one process, measured on two cores
 GPU_NODES = ("dev/nvidiactl", "dev/nvmap")  # device nodes of the desktop driver and of a Tegra
 NOT_ITS_DEVICE = 'the suite has device = "cuda", but this run is on the CPU (no visible NVIDIA GPU, or --device cpu)'
-OWN_REFERENCE = "the reference of an ONNX file is its own run in ONNX Runtime"
+OWN_REFERENCE = "the reference for an ONNX file is its own run in ONNX Runtime"
 MAX_BATCH_SIZE = 2**20
 MAX_THREADS = 1024
 MAX_PROCESSES = 1000
@@ -158,7 +158,9 @@ def closed_gpu(root: Path = Path("/")) -> str | None:
         if refusal == errno.EACCES:
             return f"/{node} cannot be opened: its mode excludes this user; `sudo usermod -aG video,render $USER`"
     if is_tegra(root) and _refusal(root / "dev/nvmap") == errno.ENOENT:
-        return "this Tegra shows no /dev/nvmap: PrivateDevices= hides it, or the container lacks the NVIDIA runtime"
+        return (
+            "/dev/nvmap is missing on this Tegra: PrivateDevices= hides it, or the container lacks the NVIDIA runtime"
+        )
     return None
 
 
@@ -202,7 +204,7 @@ def plan(
             if _reads(first) != _reads(entry):
                 raise UsageError(
                     f"the suites {other} and {this} measure {entry.case.case_id} with different inputs, "
-                    "weights, images or calibration: give both the same, or measure each in its own run"
+                    "weights, images or calibration: use the same in both, or measure them in separate runs"
                 )
     if not planned:
         raise UsageError("the plan has no cases: training is measured only with --scenario single_stream")
@@ -270,7 +272,7 @@ def suite_of(case_id: str, preset: str) -> Suite:
     named: dict[str, str] = {}
     for part in parts:
         if part.startswith("beside="):
-            raise UsageError(f"case {case_id}: a case with a neighbour cannot be named; use bench-once --beside")
+            raise UsageError(f"case {case_id}: a case with a neighbour cannot be given by id; use bench-once --beside")
         name, equals, value = part.partition("=")
         if name in ("threads", "streams"):
             given[name].append(value)
@@ -304,7 +306,7 @@ def _limits(suite: Suite, config: LimitsConfig) -> Limits:
     if suite.preset not in PRESETS:
         raise unknown("preset", suite.preset, PRESETS)
     if suite.processes is not None and not 1 <= suite.processes <= MAX_PROCESSES:
-        raise UsageError(f"--processes {suite.processes}: at least 1 and at most {MAX_PROCESSES}")
+        raise UsageError(f"--processes {suite.processes}: must be at least 1 and at most {MAX_PROCESSES}")
     preset = limited(PRESETS[suite.preset], config)
     return msgspec.structs.replace(preset, processes=suite.processes or preset.processes)
 
@@ -391,7 +393,7 @@ def _refuse(suite: Suite, models: Sequence[str], own: UserModel | None) -> None:
             refuse_unknown(model)
     _refuse_unknown_options(suite, models, own)
     if not 0 <= suite.seed <= MAX_SEED:
-        raise UsageError(f"--seed {suite.seed}: at least 0 and at most {MAX_SEED}")
+        raise UsageError(f"--seed {suite.seed}: must be at least 0 and at most {MAX_SEED}")
     if suite.dla is not None and not any(name.startswith("tensorrt") for name in suite.variants):
         raise UsageError(f"--dla {suite.dla}: only TensorRT uses a DLA; add --variants tensorrt-fp16")
     _refuse_weights(suite, models, own)
@@ -403,7 +405,7 @@ def _neighbour(suite: Suite, config: LimitsConfig, machine: Machine) -> Planned:
     planned = plan([suite_of(text, suite.preset)], config, machine)
     case = planned[0].case
     if (case.scenario, case.direction, case.streams) != ("single_stream", "inference", 1):
-        raise UsageError(f"--beside {text}: a neighbour is one stream: leave out scenario, direction and streams")
+        raise UsageError(f"--beside {text}: a neighbour runs as one stream: leave out scenario, direction and streams")
     if len(planned) > 1:
         names = " or ".join(entry.case.case_id for entry in planned[:2])
         raise UsageError(f"--beside {text}: give a single case by adding the variant, as in {names}")
@@ -418,9 +420,9 @@ def named_weights(named: str) -> str:
 def _refuse_weights(suite: Suite, models: Sequence[str], own: UserModel | None) -> None:
     """Raise UsageError for missing weights, or for weights with several models."""
     if own and suite.weights == demo.DEMO:
-        raise UsageError(f"--weights {demo.DEMO}: your own model has none; give a checkpoint of it")
+        raise UsageError(f"--weights {demo.DEMO}: your own model has no demo weights; give a checkpoint for it")
     if isinstance(own, UserFile) and suite.weights:
-        raise UsageError("--weights: an ONNX file has its own; omit it, or give --models")
+        raise UsageError("--weights: an ONNX file contains its own; omit it, or give --models")
     if suite.weights in (None, demo.DEMO, demo.RANDOM):
         return
     if not Path(suite.weights).is_file():
@@ -500,7 +502,7 @@ def _of_suite(suite: Suite) -> UserModel | None:
 def _threads(suite: Suite) -> Sequence[int | None]:
     for threads in suite.threads:
         if not 1 <= threads <= MAX_THREADS:
-            raise UsageError(f"--threads {threads}: at least 1 and at most {MAX_THREADS}")
+            raise UsageError(f"--threads {threads}: must be at least 1 and at most {MAX_THREADS}")
     return suite.threads or [None]
 
 
@@ -553,7 +555,7 @@ def _module_variants(suite: Suite, model: str, machine: Machine) -> list[str]:
 def _batch_sizes(suite: Suite, model: str, own: UserModel | None, scenario: Scenario) -> list[int]:
     for batch_size in suite.batch_sizes:
         if not 1 <= batch_size <= MAX_BATCH_SIZE:
-            raise UsageError(f"batch size {batch_size}: at least 1 and at most {MAX_BATCH_SIZE}")
+            raise UsageError(f"batch size {batch_size}: must be at least 1 and at most {MAX_BATCH_SIZE}")
     if isinstance(own, UserFile) and own.batch_size:
         other = next((size for size in suite.batch_sizes if size != own.batch_size), None)
         if other:
@@ -671,11 +673,11 @@ def _of_kernels(case: Case, machine: Machine) -> Iterator[str]:
     if entry and not entry.custom_kernels:
         yield f"{case.model} has no custom kernels"
     if entry and machine.device not in entry.custom_kernels:
-        yield f"{case.model} has custom kernels for a CPU only"
+        yield f"{case.model} has custom kernels for CPUs only"
     if is_int8 and entry and not entry.custom_int8:
         yield f"{case.model} has no int8 kernels: {catalog.NO_INT8}"
     if is_int8 and machine.device != "cpu":
-        yield "custom-int8 has kernels for a CPU only: int8 on a GPU is tensorrt-int8"
+        yield "custom-int8 has kernels for CPUs only: on a GPU, use tensorrt-int8"
     if lacks_triton:
         yield f"custom kernels need the package triton on a GPU: {remedy(PACKAGES['triton'])}"
     if not machine.has_cc:

@@ -51,7 +51,7 @@ def run(modes: Sequence[str], command: Sequence[str], out: TextIO, root: Path = 
     chosen = _chosen(modes, read_modes(root))
     there = {mode: path for mode in chosen if (path := Path(_of(mode, made))).is_file()}
     if there.keys() >= set(chosen):
-        raise UsageError(f"{', '.join(map(str, there.values()))} already exist; delete them to rebuild")
+        raise UsageError(f"already built: {', '.join(map(str, there.values()))}; delete to rebuild")
     sweep = _Sweep([mode for mode in chosen if mode not in there], command, out)
     for mode, path in there.items():
         sweep.say(f"{mode.name} skipped: {path} already exists")
@@ -191,7 +191,7 @@ def _nvpmodel(*arguments: str) -> str:
     except FileNotFoundError:
         raise NotAvailable("nvpmodel is not on the PATH; only a Jetson has power modes") from None
     except subprocess.TimeoutExpired:
-        raise NotAvailable(f"{' '.join(command)} did not end within {TOOL_TIMEOUT_S:g} s") from None
+        raise NotAvailable(f"{' '.join(command)} did not finish within {TOOL_TIMEOUT_S:g} s") from None
     printed = done.stdout + done.stderr
     if done.returncode and WANTS_REBOOT not in printed:
         last = (printed.strip().splitlines() or [f"exit status {done.returncode}"])[-1]

@@ -30,7 +30,7 @@ SUSPEND_LOOKS = 1000  # number of looks after which the signal is sent again
 STDERR = 2
 LOG_BYTES = 2**24
 CUT = b"This log exceeded 16 MiB. Everything before this line was deleted.\n"
-KILLED = "the worker was killed by SIGKILL, as happens when memory runs out,"
+KILLED = "the worker was killed by SIGKILL, probably because memory ran out,"
 # the broker's password and systemd's socket are for the service only, because a worker runs models' code
 WITHHELD = {"BENCHD_MQTT_PASSWORD", "CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"}
 
@@ -248,12 +248,12 @@ class Worker(Child[Message]):
 
     def _exit_reason(self, code: int) -> str:
         if self.rubbish:
-            return f"the worker wrote rubbish to its pipe ({self.rubbish})"
+            return f"the worker wrote garbage to its pipe ({self.rubbish})"
         if code == -signal.SIGKILL:
             return KILLED
         if code < 0:
             return f"the worker was killed by {signal.Signals(-code).name}"
-        return f"the worker exited with status {code} and no result"
+        return f"the worker exited with status {code} and without a result"
 
     def _last_words(self) -> str:
         with self._log_path.open("rb") as log:

@@ -507,10 +507,10 @@ def _missing_percentile(least: int, outcomes: Sequence[Outcome]) -> str:
 
 def _no_interval(timing: Timing, outcomes: Sequence[Outcome]) -> str:
     if timing.interval_basis == "within_process":
-        return "too few runs, or they vary too much, to say how sure the median is"
+        return "too few runs, or too much variation, for an interval of the median"
     medians_ms = [outcome.process.timing.median_ms for outcome in outcomes if outcome.process.timing]
     apart = f"{len(medians_ms)} processes took {min(medians_ms):.4g} to {max(medians_ms):.4g} ms"
-    return f"{apart}, too far apart to say what the next one takes: measure more (--processes)"
+    return f"{apart}, too far apart to predict the next one: measure more (--processes)"
 
 
 def _missing_timing(
@@ -523,7 +523,7 @@ def _missing_timing(
         requests = _requests(outcomes)
         if requests and _dropped_half(outcomes):
             dropped = f"{requests.dropped} of {requests.asked} requests were dropped"
-            missing["timing.median_ms"] = f"{dropped}: the times cover only the answered ones"
+            missing["timing.median_ms"] = f"{dropped}: the times are those of the answered ones only"
         elif timing.low_ms is None:
             missing["timing.low_ms"] = _no_interval(timing, outcomes)
         for name, q in PERCENTILES.items():

@@ -253,7 +253,7 @@ def writable(folder: Path, name: str, *, create: bool = True) -> Path:
         with tempfile.TemporaryFile(dir=tested):
             return folder.resolve()
     except UnicodeEncodeError as error:
-        raise UsageError(f"{name}: the path is not UTF-8; choose another folder") from error
+        raise UsageError(f"{name}: the path is not UTF-8; choose a different folder") from error
     except OSError as error:
         raise UsageError(f"{name}: {folder} cannot be written: {error.strerror}") from error
 
@@ -269,8 +269,8 @@ def temporary_output() -> Iterator[Path]:
 
 def made_output(folder: Path, *, create: bool = True) -> Path:
     """Create and check the `--output` folder and benchd's own with `writable`; raise UsageError if that fails."""
-    writable(folders.cache(), "the cache folder (set XDG_CACHE_HOME to another)", create=create)
-    writable(folders.artifacts(), "the folder of exported files (set XDG_STATE_HOME to another)", create=create)
+    writable(folders.cache(), "the cache folder (to move it, set XDG_CACHE_HOME)", create=create)
+    writable(folders.artifacts(), "the folder for exported files (to move it, set XDG_STATE_HOME)", create=create)
     return writable(folder, f"--output {folder}", create=create)
 
 

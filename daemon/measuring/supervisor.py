@@ -30,7 +30,7 @@ from benchd.daemon.verdicts.statistics import StopRule
 
 PROGRESS_S = 1.0  # interval between progress reports of a stage
 NOT_RUN = "the worker could not be run"  # a fault of the machine, not of the case
-NOT_SUSPENDED = "it could not be suspended between its blocks; --preset standard measures one after the other"
+NOT_SUSPENDED = "it could not be suspended between its blocks; --preset standard measures the two one after the other"
 INTERLEAVED_BLOCK_S = 0.006
 ABREAST = 2  # processes that import torch at the same time; each takes 0.3 GiB while it waits
 T = TypeVar("T")

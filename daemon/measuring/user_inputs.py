@@ -90,7 +90,7 @@ def _input(text: str) -> InputSpec:
     if match["type"] and match["type"] not in known:
         raise unknown("type of an input", match["type"], known)
     if any(size != "N" and not int(size) for size in sizes):
-        raise UsageError(f"--input {text}: every size is at least 1")
+        raise UsageError(f"--input {text}: every size must be at least 1")
     low, high = match["low"] or match["value"], match["high"] or match["value"]
     return InputSpec(
         name=(match["name"] or "").strip(),
@@ -179,7 +179,7 @@ def described(spec: InputSpec) -> InputSpec:
     as_held = DTYPES[0] if numbers.dtype.kind == "f" else str(numbers.dtype)
     dtype = spec.dtype or next((name for name in DTYPES if name == as_held), None)
     if dtype is None:
-        raise UsageError(f"--input {spec}: its numbers are {numbers.dtype}; write one of {', '.join(DTYPES)}")
+        raise UsageError(f"--input {spec}: its numbers are {numbers.dtype}; use one of {', '.join(DTYPES)}")
     return msgspec.structs.replace(spec, dtype=dtype, shape=list(shape), items=items, sha256=sha256_of(Path(spec.file)))
 
 
@@ -211,7 +211,7 @@ def numbers_of(spec: InputSpec) -> Any:
     except ValueError as error:
         raise UsageError(f"--input {spec}: not a complete .npy file of numbers ({error})") from error
     if held.dtype.kind not in "biuf" or np.isnan(held).any():
-        raise UsageError(f"--input {spec}: its {held.dtype} array holds values that are not real numbers")
+        raise UsageError(f"--input {spec}: its {held.dtype} array contains values that are not real numbers")
     if spec.batch_axis is not None and not held.shape[:1] > (0,):
         raise UsageError(f"--input {spec}: its first axis counts the items, but its shape is {list(held.shape)}")
     if not spec.dtype or spec.dtype in ("bfloat16", str(held.dtype)):

@@ -87,7 +87,7 @@ def _referred(quantised: UserFile, reference: Path) -> UserFile:
     try:
         other = onnx_file(reference, [str(spec) for spec in quantised.inputs])
     except UsageError as error:
-        raise UsageError(f"--reference {reference}: it must have the inputs of {quantised.path} ({error})") from error
+        raise UsageError(f"--reference {reference}: its inputs are not those of {quantised.path} ({error})") from error
     if quantised.precision != "int8" or other.precision == "int8":
         raise UsageError(f"--reference {reference}: give the fp32 file that a quantised --onnx file was made from")
     return msgspec.structs.replace(quantised, reference=str(reference))

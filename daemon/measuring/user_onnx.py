@@ -51,7 +51,9 @@ def reads(path: Path, given: Sequence[InputSpec]) -> tuple[list[InputSpec], int 
     axes = _batch_axes(sizes)
     inputs = [_input(path, value, sizes[value.name], axes[value.name], by_name.get(value.name)) for value in values]
     if all(spec.batch_axis is None for spec in inputs):
-        raise UsageError(f"{path}: none of its inputs has a batch; export it with the batch as the first dimension")
+        raise UsageError(
+            f"{path}: none of its inputs has a batch axis; export it with the batch as the first dimension"
+        )
     is_open = [spec.name for spec in inputs if spanned(spec) != spec and not is_mask(spec.name)]
     rows = onnx_tables.rows(model, is_open) if is_open else {}
     return [spanned(spec, rows.get(spec.name)) for spec in inputs], _batch_size(path, sizes, inputs)

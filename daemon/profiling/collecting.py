@@ -172,7 +172,7 @@ def _collect(session: Session, job: ProfileJob, deadline_s: float) -> Collected:
                 is_timed = answer.name == "measure" and answer.done != "memory"
                 show(sys.stderr, f"{job.case.case_id}: {answer.name} {answer.done}", ticks=not is_timed)
             if child.has_ended:
-                return Collected(error=f"the process that profiles {_ending(child.reap())} and gave no result")
+                return Collected(error=f"the profiling process {_ending(child.reap())} without a result")
     return Collected(error=f"it took longer than {deadline_s:g} s")
 
 
@@ -191,5 +191,5 @@ def read_trace(collected: Found, job: ProfileJob, name: str) -> None:
         collected.failed.append("torch")
         return
     collected.nesting = icicle(read)
-    filled = of_trace(read, None, "a trace holds no counters") if is_cuda else None
+    filled = of_trace(read, None, "traces do not contain counters") if is_cuda else None
     collected.occupancy = filled if isinstance(filled, Occupancy) else None

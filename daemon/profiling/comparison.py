@@ -47,7 +47,7 @@ def read(path: Path) -> Profile:
     try:
         return msgspec.json.decode(file.read_bytes(), type=Profile)
     except (OSError, msgspec.MsgspecError) as error:
-        raise UsageError(f"{path}: no profile ({error}); give a folder that benchd profile has written") from error
+        raise UsageError(f"{path}: not a profile ({error}); give a folder written by benchd profile") from error
 
 
 def compare(a: Profile, b: Profile) -> Compared:

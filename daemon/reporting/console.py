@@ -110,7 +110,7 @@ class Screen(Sink):
                 self._out.print(note, markup=False)
             interrupted = [one.subject for one in decisions if _is_interrupted(one)]
             for subject in interrupted:
-                self._out.print(f"{subject}: interrupted: no variant is recommended before all ran", markup=False)
+                self._out.print(f"{subject}: interrupted: no variant is recommended before all have run", markup=False)
             _print_decisions(self._out, [one for one in decisions if one.subject not in interrupted])
             for ratio in comparisons(self._records):
                 self._out.print(ratio.line, markup=False)
@@ -198,7 +198,7 @@ def _notes(records: Sequence[Record]) -> list[str]:
     peaks = [(peak, record) for record in measured if (peak := worker_peak_bytes(record))]
     if peaks:
         peak, largest = max(peaks, key=lambda one: one[0])
-        notes.append(f"memory: with build and check up to {figure(peak, 1 / 2**20)} MiB ({_name(largest.case)})")
+        notes.append(f"memory: up to {figure(peak, 1 / 2**20)} MiB including build and check ({_name(largest.case)})")
     notes += _file_notes(measured)
     notes += _energy_notes(measured)
     notes += [note for record in measured if (note := _disturbed_note(record))]
@@ -215,7 +215,7 @@ def _notes(records: Sequence[Record]) -> list[str]:
         names = ", ".join(_name(record.case) for record in without if record.missing[NO_INTERVAL] == reason)
         notes.append(f"no interval: {names}: {reason}")
     if any(one.timing and one.timing.interval_basis == "between_processes" for one in measured):
-        notes.append("interval: where 95 % of the processes of one run lie; other runs may differ by more")
+        notes.append("interval: covers 95 % of the processes of one run; other runs may differ by more")
     settling = [record for record in measured if record.limits.get("half_width") is not None]
     unsettled = [one for one in settling if any(p.blocks and not p.blocks.converged for p in one.processes)]
     if unsettled:
@@ -226,14 +226,15 @@ def _notes(records: Sequence[Record]) -> list[str]:
 def _cpu_notes(record: Record) -> Iterator[str]:
     """Yield notes on what limited the case's threads: a quota, too few CPUs, or the module itself."""
     threads, cpus, asked = record.environment.threads, record.environment.cpu_count, record.case.threads
+    running = f"{threads} thread{'s' * (threads != 1)}"
     if "cpu_quota_throttled" in record.flags:
         limit = record.environment.system.get("cpu_limit")
-        yield f"cpu quota: {record.case.model}: {threads} ran on {limit} of its control group, throttled repeatedly"
+        yield f"cpu quota: {record.case.model}: {running}, throttled to the {limit} of its control group"
     if "shared_cpus" in record.flags:
         streams = f" in each of {record.case.streams} streams" if record.case.streams > 1 else ""
-        yield f"threads: {record.case.model}: {threads}{streams} ran on {cpus} CPU{'s' * (cpus > 1)} of its affinity"
+        yield f"threads: {record.case.model}: {running}{streams} on the {cpus} CPU{'s' * (cpus > 1)} it may use"
     if "other_threads" in record.flags:
-        yield f"threads: {record.case_id}: {threads} ran, not {asked}: the model sets its own"
+        yield f"threads: {record.case_id}: {threads} ran, not {asked}: the model sets its own number"
 
 
 def _slow_clock(record: Record) -> str:
@@ -247,7 +248,7 @@ def _slow_clock(record: Record) -> str:
 
 def _uncounted(record: Record) -> str:
     lacking = record.floor.uncounted if record.floor else []
-    return f"x of floor: {record.case.model}: too high, because {', '.join(lacking)} is not counted" if lacking else ""
+    return f"x of floor: {record.case.model}: too high, because it leaves out {', '.join(lacking)}" if lacking else ""
 
 
 def _below_floor(record: Record) -> str:
@@ -302,7 +303,7 @@ def levels_note(record: Record) -> str | None:
         return None
     shares = " and ".join(f"{level.ms:.4g} ms ({100 * level.share:.0f} % of {subject})" for level in levels)
     cause = doubts.words(doubts.busy([record])) or "the cause is not known"
-    return f"{record.case_id}: jumps between {shares}: {cause}; another run may have another median"
+    return f"{record.case_id}: jumps between {shares}: {cause}; a repeat run may show a different median"
 
 
 def _holds(timing: Timing | None, median_ms: float) -> bool:
@@ -345,7 +346,7 @@ def _energy_notes(measured: Sequence[Record]) -> list[str]:
     for scope, energies in scopes.items():
         idle_w = [energy.idle_w for energy in energies if energy.idle_w is not None]
         idle = f"{min(idle_w):.3g} to {max(idle_w):.3g} W" if idle_w else "unknown"
-        notes.append(f"energy: {scope}, with its idle power of {idle}")
+        notes.append(f"energy: {scope}, including idle power ({idle})")
     if len(scopes) > 1:
         notes.append("energy: different scopes are not comparable")
     return notes + [f"energy: not measured: {reason}" for reason in sorted(reasons - {""})]
@@ -394,7 +395,7 @@ def print_baseline(out: TextIO, kept: Sequence[Record], place: str, budget: Budg
         rows.append([case_id, *counts, figure(centre_ms(runs)), least])
     columns = ["case", *figures("runs", "12 h apart", "processes", "median ms", "alarm from")]
     print_rows(console, columns, rows, f"baseline of {kept[0].device_id}")
-    console.print(f"The service raises an alarm after two results this much slower, 12 hours apart.\n{budget}")
+    console.print(f"Alarm: {alarms.SLOWER_DAYS} results this much slower, at least a day apart.\n{budget}")
     if lacking:
         console.print(f"No alarm yet: {lacking}", markup=False)
     console.print(place, markup=False)
@@ -406,14 +407,14 @@ def print_noise_floors(out: TextIO, floors: Sequence[NoiseFloor]) -> None:
     rows = []
     for entry in floors:
         floor = "-" if entry.floor is None else f"{100 * entry.floor:.2g} %"
-        how = "in turns" if entry.interleaved else "one by one"
+        how = "alternating" if entry.interleaved else "one by one"
         rows.append(
             [entry.case_id, f"{entry.device_id} {entry.device}", how, str(entry.stored), str(entry.counted), floor]
         )
     if rows:
         print_rows(console, ["case", "device", "pairs", *figures("comparisons", "counted", "noise floor")], rows)
     console.print(
-        f"A noise floor needs {FEWEST} comparisons of the last {NEWEST_DAYS} days with at least {LOOKS[0]} pairs and "
+        f"A noise floor needs {FEWEST} comparisons from the last {NEWEST_DAYS} days with at least {LOOKS[0]} pairs and "
         f"an interval of at most {100 * SAME_MARGIN:g} % either way: benchd compare --aa CASE"
     )
 
@@ -427,7 +428,7 @@ def _extent(plan: Sequence[Planned]) -> Iterator[str]:
     for percentile in sorted({case.searched_percentile for case in plan if case.searched_percentile is not None}):
         yield (
             f"--find-rate takes longer at low rates: p{percentile:g} needs {minimum_samples(percentile)} requests "
-            "of each trial that nears the deadline"
+            "for each trial that comes close to the deadline"
         )
 
 

@@ -113,8 +113,8 @@ def caveats(records: Sequence[Record]) -> list[str]:
     notes = []
     if single:
         notes.append(
-            f"{single} of {len(records)} records come from one process: their interval is of that process alone, and "
-            f"processes differ; bench-once --processes 5 includes that"
+            f"{single} of {len(records)} records with only one process: the interval is for that process alone; "
+            "bench-once --processes 5 also captures how processes differ"
         )
     return notes + [
         f"energy: {scope}" for scope in sorted({record.energy.scope for record in records if record.energy})

@@ -115,7 +115,7 @@ def _latency_against_energy(measured: Sequence[Record], why: Unable) -> Chart:
     traces += [
         _of_variant(name, sorted(map(spent, group)), group) for name, group in _grouped(able, recommend.variant_name)
     ]
-    note = f"A ring marks a variant that no other beats in both; lower left is better. {CROSSED}"
+    note = f"A ring marks a variant that no other beats on both axes; lower left is better. {CROSSED}"
     return {
         "title": "Latency against energy",
         "note": note,
@@ -225,8 +225,8 @@ def _roofline(measured: Sequence[Record], why: Unable) -> Chart:
     ]
     axes = {"xaxis": _log_axis("FLOP per byte"), "yaxis": _log_axis("GFLOP/s")}
     note = (
-        "A roof is the lower of the probed peak rate and the probed bandwidth times FLOP per byte. FLOP are products, "
-        f"of a spiking net those of its spikes; where some are not counted, the name says at least. {CROSSED}"
+        "The roof is the lower of the probed peak rate and the probed bandwidth times FLOP per byte. Matrix products "
+        f"count, in a spiking net only those that spikes cause; 'at least' means that some are missing. {CROSSED}"
     )
     return {
         "title": "Roofline",

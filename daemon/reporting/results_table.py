@@ -69,11 +69,11 @@ def terms(records: Sequence[Record], width: int) -> list[str]:
         "p99: 99 % of the runs are faster; needs 662 runs per process": width >= ALL_COLUMNS
         and any(record.timing and record.timing.p99_ms for record in timed),
         "check: the largest error against float64, as a share of the largest answer": bool(checks),
-        "x of floor: the time over the shortest that this device's measured peak rates allow, in brackets which": any(
+        "x of floor: the time over the shortest that the device's peak rates allow; in brackets, what limits it": any(
             width >= ALL_COLUMNS and record.x_of_floor is not None for record in records
         ),
-        "void: the check can give no verdict, often because weights are random": any(map(_is_void, checks)),
-        "flipped: the share of spikes that are not float64's": any(check.flipped_share for check in checks),
+        "void: the check cannot give a verdict, often because weights are random": any(map(_is_void, checks)),
+        "flipped: the share of spikes that differ from float64": any(check.flipped_share for check in checks),
     }
     return [term for term, is_shown in shown.items() if is_shown]
 

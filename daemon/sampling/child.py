@@ -69,7 +69,7 @@ class SamplerProcess:
         if self._lost:
             raise NotStarted(f"{self._lost.reason} before its first reading; see standard error")
         if self.samples.last_tick_ns() is None:
-            raise NotStarted(f"the sampler process gave no sample within {START_S:g} s")
+            raise NotStarted(f"the sampler process sent no sample within {START_S:g} s")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._child:

@@ -103,7 +103,7 @@ def _within_bound(comparison: Comparison, pinned: Sequence[Record], budget: Budg
     if abs(math.log1p(effect)) > bound:
         return None
     if bound <= alarms.LEAST_CHANGE:
-        return f"{effect:+.1%} is within the {math.expm1(bound):.1%} that boots and busy hours explain"
+        return f"{effect:+.1%} is within the {math.expm1(bound):.1%} that boots and busy hours can explain"
     return (
         f"{effect:+.1%} is within the {math.expm1(bound):.1%} that {len(alarms.apart(pinned))} pinned runs half a day "
         f"apart cannot exclude at {budget.false_alarms_per_month:g} false alarms a month; pin more to narrow it"

@@ -47,7 +47,7 @@ def run(path: Path, artifacts: Path | None = None) -> int:
             raise UsageError(f"cannot create the state folder {folder}: {error.strerror}") from error
         except Busy as busy:
             message = f"{busy.holder} already runs with the state folder {folder}; stop it"
-            raise NotAvailable(f"{message}, or set XDG_STATE_HOME to another folder") from busy
+            raise NotAvailable(f"{message}, or set XDG_STATE_HOME to a different folder") from busy
         settings = configuration.read(path)
         state = stack.enter_context(closing(State(path, folder, artifacts)))
         state.woken, state.wake = stack.enter_context(on_signals(SIGNALS, state.on_signal))

@@ -79,9 +79,9 @@ def _packed(race: Race, planned: Planned, supervisor: Supervisor, made: Path) ->
     if mixed := race.clear_if_mixed(outcome):
         raise NotShipped(mixed)
     if outcome.packed is None:
-        raise NotShipped(f"the files of {planned.case.variant.label} were not made: {outcome.process.reason}")
+        raise NotShipped(f"the files for {planned.case.variant.label} could not be created: {outcome.process.reason}")
     if outcome.check and not outcome.check.passed:
-        raise NotShipped(f"the files of {planned.case.variant.label} are not what was measured: {outcome.check.note}")
+        raise NotShipped(f"the files for {planned.case.variant.label} give different answers: {outcome.check.note}")
     return outcome.packed
 
 
@@ -136,7 +136,7 @@ def _against(result: RaceResult) -> str:
     """Describe how the runner-up compares with the winner."""
     verdict = result.verdict
     if verdict is None or verdict.effect is None or verdict.interval is None:
-        return f"{result.runner_up} was not compared" if result.runner_up else "no other variant could ship"
+        return f"{result.runner_up} was not compared" if result.runner_up else "no other variant could be shipped"
     low, high = 1.0 + verdict.interval.low, 1.0 + verdict.interval.high
     return f"{result.runner_up} takes {1.0 + verdict.effect:.4g}x [{low:.4g}, {high:.4g}] as long"
 
@@ -157,7 +157,7 @@ def _run_load(shipped: Manifest, folder: Path) -> None:
             command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=LOAD_TIMEOUT_S
         )
     except subprocess.TimeoutExpired as error:
-        raise NotShipped(f"LOAD.md did not end within {LOAD_TIMEOUT_S:.0f} s") from error
+        raise NotShipped(f"LOAD.md did not finish within {LOAD_TIMEOUT_S:.0f} s") from error
     if done.returncode:
         words = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise NotShipped(f"LOAD.md does not run here: {words}")

@@ -44,8 +44,8 @@ for batch in range({batches}):
         largest = abs(exact[numpy.isfinite(exact)]).max(initial=0.0) or 1.0
         right = numpy.isclose(answers[name], exact, rtol=0.0, atol=tolerance * largest)
         rows_off[name] = rows_off.get(name, 0) + int((~right.all(tuple(range(1, exact.ndim)))).sum())
-assert max(rows_off.values()) <= {rows_off}, f"other answers than the golden ones: {{rows_off}} inputs are off"
-print("the answers are the golden ones")"""
+assert max(rows_off.values()) <= {rows_off}, f"answers differ from the golden ones for {{rows_off}} inputs"
+print("the answers match the golden ones")"""
 
 _ONNX = """import os
 
@@ -127,7 +127,7 @@ import torch
 runtime = tensorrt.Runtime(tensorrt.Logger(tensorrt.Logger.ERROR))
 with open("model.plan", "rb") as file:
     engine = runtime.deserialize_cuda_engine(file.read())
-assert engine, "model.plan was built for another TensorRT or GPU: build it again from model.onnx"
+assert engine, "model.plan was built for a different TensorRT or GPU: build it again from model.onnx"
 context, dtypes = engine.create_execution_context(), {dtypes}
 inputs, outputs = {inputs}, {outputs}
 
@@ -201,7 +201,7 @@ def _needs(manifest: Manifest) -> str:
     if "benchd" not in manifest.packages:
         return ""
     kernels = ", and the kernels, which a C compiler builds" if manifest.case.variant.kernels == "custom" else ""
-    wheel = "no index has its wheel, which `make wheel` writes"
+    wheel = "its wheel is on no package index: build it with `make wheel`"
     return f"\nbenchd itself is needed ({wheel}): it contains the code of {manifest.case.model}{kernels}.\n"
 
 

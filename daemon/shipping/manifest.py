@@ -37,7 +37,7 @@ SCHEMA = "benchd.shipped/1"
 MANIFEST, DIGEST, GOLDEN, LOAD = "manifest.json", "manifest.sha256", "golden.npz", "LOAD.md"
 WEIGHTS, ONNX, CODE = "weights.safetensors", "model.onnx", "code"
 PLAN, TIMINGS, PACKAGE = "model.plan", "timing.cache", "model.pt2"
-NOT_GOLDEN = "its answers are not the golden ones"
+NOT_GOLDEN = "its answers differ from the golden ones"
 """The prefix of a process's reason if its golden answers differ."""
 
 JUMPING_SHARE = 0.25
@@ -179,7 +179,7 @@ def promised(record: Record) -> Promised:
     """Return the promise in the record of the winner's fresh processes; the record must contain a time."""
     timing, energy = record.timing, record.energy
     if timing is None:
-        raise UsageError(f"{record.case_id} was not timed, so it promises nothing")
+        raise UsageError(f"{record.case_id} was not timed, so there is no time to promise")
     return Promised(
         processes_ms=process_medians_ms([record]),
         latency_ms=timing.median_ms,
@@ -218,7 +218,7 @@ def _refuse_damage(folder: Path, listed: Sequence[Resource], beat: Callable[[], 
         mode = path.lstat().st_mode
         name, is_file = path.relative_to(folder), stat.S_ISREG(mode)
         if path not in known and not stat.S_ISDIR(mode):
-            raise UsageError(f"{folder}: {name} is not a file of its {MANIFEST}; remove it")
+            raise UsageError(f"{folder}: {name} is not listed in its {MANIFEST}; remove it")
         if path in known and not is_file:
             raise UsageError(f"{folder}: {name} is not a regular file; ship it again or copy the whole folder")
     for one in listed:

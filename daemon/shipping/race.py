@@ -141,7 +141,7 @@ class Race:
                 self._keep(one, entry)
         kept = sum(len(one.raced) for one in self.candidates)
         if self._log.is_other:
-            self._tell("the earlier race used another plan, machine or version; starting over")
+            self._tell("the earlier race used a different plan, machine or version; starting over")
         elif kept:
             self._tell(f"resuming after {kept} processes measured earlier")
 
@@ -239,7 +239,7 @@ class Race:
         back = [one for one in self.candidates if one.behind and one.behind.than in reasons]
         for one in back:
             one.left = one.behind = None
-            self._tell(f"  {one.name} is back")
+            self._tell(f"  {one.name} is back in the race")
         return bool(back)
 
     def _is_late(self, phase: Phase) -> bool:
@@ -331,7 +331,7 @@ class Race:
         if known:
             share, words, name = min(known)
             by = f", by {100 * share:.3g} %" if share > 0.0 else f"; more time does not help: {STEADIER}"
-            return f"nothing meets the limits; the nearest is {name}: {words}{by}"
+            return f"nothing meets the limits; {name} comes closest: {words}{by}"
         return "nothing can ship: " + "; ".join(f"{one.name} {one.left}" for one in self.candidates)
 
     def _runner_up(self, winner: Candidate) -> str | None:
@@ -349,14 +349,14 @@ class Race:
         left = self._left()
         names = " and ".join(one.name for one in left)
         unclear = [f"{one.name}: {miss.words}" for one in left for miss in self._doubts(one, one.raced)]
-        open_ = f"whether {names} can ship is open" if unclear else f"{names} cannot be told apart yet"
+        open_ = f"it is undecided whether {names} can ship" if unclear else f"{names} cannot be told apart yet"
         undecided = "; ".join([open_, *unclear])
         rounds, needed = min(len(one.raced) for one in left), self._needed()
         if needed is None:
             return f"{undecided}; more time does not help: {STEADIER}"
         more = max(needed - rounds, 1)
         minutes = more * len(left) * self.measured_s / max(len(self._log.entries), 1) / 60.0
-        words = f"{undecided}; about {more} more rounds, {minutes:.2g} minutes, would do (--minutes)"
+        words = f"{undecided}; about {more} more rounds ({minutes:.2g} minutes) would decide (--minutes)"
         return words if needed <= racing.LOOKS[-1] else f"{words}, too many: raise --min-effect, or stop other programs"
 
     def _needed(self) -> int | None:
@@ -443,7 +443,7 @@ class Race:
         doubtful = f" ({doubts.words(flags)})" if flags else ""
         return (
             f"{one.name} took {min(times_ms):.4g} to {max(times_ms):.4g} ms in {len(times_ms)} fresh processes"
-            f"{doubtful}, and an interval wider than the time itself promises nothing: stop other programs, or give "
+            f"{doubtful}, and an interval wider than the time itself is no promise: stop other programs, or give "
             "fewer --threads; the same command starts over"
         )
 

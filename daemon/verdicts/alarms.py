@@ -115,5 +115,5 @@ def too_few(pinned: Sequence[Record]) -> str:
     """Return how many more pinned runs a case needs before it can raise an alarm, and how to pin them."""
     return (
         f"the baseline has {len(apart(pinned))} of the {FEWEST_APART} runs, half a day apart, that an alarm needs: pin "
-        "runs of several days with benchd baseline set RUN..."
+        "runs from several days with benchd baseline set RUN..."
     )

@@ -30,7 +30,7 @@ def chosen(files: Sequence[Path]) -> list[Record]:
     for record in kept:
         reason = "is simulated" if "simulated" in record.flags else impossible(record) or wrong(record)
         if reason:
-            raise UsageError(f"{record.case_id} of {record.t_wall} {reason}: a baseline needs valid results")
+            raise UsageError(f"{record.case_id} from {record.t_wall} {reason}: a baseline needs valid results")
     if not kept:
         raise UsageError(f"no result in {', '.join(map(str, files))} was successful")
     devices = sorted({record.device_id for record in kept})

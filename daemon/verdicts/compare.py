@@ -236,7 +236,7 @@ def _other_answers(first: Sequence[Record], second: Sequence[Record]) -> list[st
     """Return how B's exact answers differ from A's, given equal weights and inputs."""
     pairs = [(a, b) for a in _measured(first)[-1:] for b in _measured(second)[-1:]]
     differences = [sameness.model_differs(a, b) for a, b in pairs if not sameness.other_model(a, b)]
-    return [f"B has the weights of A, but {why}" for why in differences if why]
+    return [f"B has the same weights as A, but {why}" for why in differences if why]
 
 
 def _doubts(records: tuple[Sequence[Record], Sequence[Record]], verdict: Verdict) -> Iterator[str]:
@@ -279,7 +279,7 @@ def _why_not(first: Sequence[Record], second: Sequence[Record], across_setups: b
         if not times_ms:
             return f"{side} {_absence(records)}"
         if min(times_ms) <= 0.0:
-            return f"{side} has a time of {min(times_ms):g} ms"
+            return f"{side} reports an impossible time of {min(times_ms):g} ms"
     difference = next(_differences(_measured([*first, *second]), across_setups), None)
     if difference:
         return f"{difference}; {both_here(_measured(second)[-1])}"
@@ -338,11 +338,11 @@ def _differences(measured: Sequence[Record], across_setups: bool) -> Iterator[st
         if changed:
             yield changed
         if _inputs(other) != _inputs(reference):
-            yield f"other inputs ({_inputs(reference)} and {_inputs(other)})"
+            yield f"different inputs ({_inputs(reference)} and {_inputs(other)})"
         clock_difference = None if across_setups else clocks(reference, other)
         if clock_difference:
             name, before, after = clock_difference
-            yield f"other clocks ({name} {before / 1e6:.0f} and {after / 1e6:.0f} MHz)"
+            yield f"different clocks ({name} {before / 1e6:.0f} and {after / 1e6:.0f} MHz)"
 
 
 def _inputs(record: Record) -> tuple[list[list[int]], str] | None:

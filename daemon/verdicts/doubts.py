@@ -23,7 +23,7 @@ NOT_OF_GROSS = {"no_idle_baseline"}
 BUSY = {
     "busy_machine": "busy machine",
     "cpu_quota_throttled": "CPU quota used up",
-    "foreign_gpu_process": "GPU used by others",
+    "foreign_gpu_process": "GPU used by other processes",
     "steal": "CPU taken by other virtual machines",
 }
 """Flags that mark times as possibly inflated, by any factor, by other programs."""
@@ -35,7 +35,7 @@ PLAIN = BUSY | {
     "low_clock": "low clock",
     "major_faults": "memory read from disk",
     "one_in_flight": "one run at a time",
-    "other_threads": "its own number of threads",
+    "other_threads": "number of threads set by the model",
     "probes_moved": "peak rates changed",
     "repeated_input_untested": "not tested for cached answers",
     "shared_cpus": "more threads than CPUs",
@@ -75,4 +75,4 @@ def warning(records: Iterable[Record]) -> str | None:
         return None
     models = ", ".join(dict.fromkeys(record.case.model for record in disturbed))
     flags = words(busy(disturbed))
-    return f"BUSY MACHINE: others slowed {models} down ({flags}): times may be far too long (--quiet-for 30s waits)"
+    return f"BUSY MACHINE: other processes slowed {models} ({flags}): times may be far too long (--quiet-for 30s waits)"

@@ -239,7 +239,7 @@ def judge(effect: Effect, alpha: float = ALPHA, min_effect: float = MIN_EFFECT, 
     return Verdict(answer=answer, effect=effect.share, interval=interval, confidence=1.0 - alpha, reason=reason)
 
 
-_ASSUMED = f"runs of one day: the variation between days is unknown, so {100 * RUNS_APART:g} % is assumed"
+_ASSUMED = f"runs from a single day: the variation between days is unknown, so {100 * RUNS_APART:g} % is assumed"
 
 
 def _margin(min_effect: float) -> float:

@@ -80,7 +80,7 @@ class LayerVerdict(Struct, frozen=True, kw_only=True):
         if not self.changes:
             return f"{whole}: no layer stands out from the noise{common and f'; {common}'}"
         parts = [f"{each.added_ms:+.3g} ms {each.name}{each.note and f' ({each.note})'}" for each in self.changes]
-        return f"{whole}: {', '.join(parts)}; {f'beyond them {common}' if common else 'the rest within noise'}"
+        return f"{whole}: {', '.join(parts)}; {f'in addition {common}' if common else 'the rest within noise'}"
 
 
 class _Group(Struct, frozen=True):

@@ -152,7 +152,7 @@ def clear(case_id: str | None = None) -> int:
 def report(floors: Mapping[str, float], case_ids: Iterable[str], asked: float, err: TextIO) -> None:
     """Print the smallest effect that counts, for each case whose noise floor exceeds the requested effect."""
     err.writelines(
-        f"{case_id}: less than {100 * floors[case_id]:.2g} % does not count: identical code differs as much here\n"
+        f"{case_id}: less than {100 * floors[case_id]:.2g} % does not count: identical code differs by that much here\n"
         for case_id in dict.fromkeys(case_ids)
         if floors.get(case_id, 0.0) > asked
     )

@@ -33,7 +33,7 @@ MIN_AGREEMENT = 0.98
 INT8_DROP = 0.01
 """The largest accuracy that a shipped int8 variant may lose, if there are labels; otherwise its agreement is tested."""
 
-LONGER = "run longer, as with --preset standard"
+LONGER = "measure longer, for example with --preset standard"
 FALLBACKS = {"weak_typing", "provider_fallback"}
 CHEATS = {
     "repeated_input_faster": "answers repeated inputs faster",
@@ -338,7 +338,7 @@ def _superseded(group: Sequence[Record], known: Iterable[Record]) -> dict[str, s
     for record in known:
         newer = last.get((place(record), record.case_id))
         if newer and record.model and newer.model and record.model.weights_sha256 != newer.model.weights_sha256:
-            other = sameness.other_network(record.model, newer.model) or "other weights"
+            other = sameness.other_network(record.model, newer.model) or "different weights"
             reasons[record.case_id, record.model.weights_sha256] = (
                 f"{variant_name(record)} of {record.t_wall}",
                 f"a newer record has {other}",
@@ -397,7 +397,7 @@ def _missed(record: Record) -> str | None:
     goal = f"{load.deadline_ms:.4g} ms at p{load.percentile:g}"
     counts = f"{requests.late} late and {requests.dropped} dropped of {requests.asked}"
     if requests.met is None:
-        return f"too few requests show whether it meets {goal} ({counts}): {LONGER}"
+        return f"too few requests to tell whether it meets {goal} ({counts}): {LONGER}"
     return f"misses {goal} at {requests.rate_hz:.4g} requests per second ({counts})"
 
 
@@ -416,21 +416,21 @@ def _dropped(requests: Requests) -> str:
 def unfit(record: Record) -> str | None:
     """Return why a successful record's time is not that of the requested case, else None; `compare` uses it too."""
     reason = wrong(record) or _unchecked(record) or _fallback(record) or _disagrees(record, None)
-    at_own_rate = "searched its rate: give both the same --rate" if _is_by_rate(record) else None
+    at_own_rate = "was measured with --find-rate: measure both at the same --rate" if _is_by_rate(record) else None
     return reason or at_own_rate or _overloaded(record)
 
 
 def impossible(record: Record) -> str | None:
     """Return an impossible value in the record that would break a ratio or a logarithm, else None."""
     if record.timing and record.timing.median_ms <= 0:
-        return f"has a time of {record.timing.median_ms:g} ms"
+        return f"reports an impossible time of {record.timing.median_ms:g} ms"
     if record.requests and dropped_half(record):
         return _dropped(record.requests)
     counts = [record.requests, *(process.requests for process in record.processes)]
     least_hz = min((requests.rate_hz for requests in counts if requests), default=math.inf)
     if least_hz <= 0:
-        return f"has a rate of {least_hz:g} requests per second"
-    return f"has a batch size of {record.case.batch_size}" if record.case.batch_size < 1 else None
+        return f"reports an impossible rate of {least_hz:g} requests per second"
+    return f"reports an impossible batch size of {record.case.batch_size}" if record.case.batch_size < 1 else None
 
 
 def wrong(record: Record) -> str | None:
@@ -493,13 +493,13 @@ def _disagrees(record: Record, least: float | None) -> str | None:
     if same > check.images / 2 if least is None else same >= check.images * least:
         return None
     below = "" if least is None else f", which is below {least:.4g}"
-    return f"it names float64's class for {same} of {check.images} images, most of them ties{below}"
+    return f"it agrees with float64 on the class of {same} of {check.images} images, most of them ties{below}"
 
 
 def _no_classes(check: Check) -> str:
     if check.argmax_disagreements is None:
         return "its outputs are not class scores"
-    return "float64 gives nearly all images one class"
+    return "float64 gives nearly all images the same class"
 
 
 def _loses_accuracy(record: Record, limit: float | None) -> str | None:
@@ -518,7 +518,7 @@ def _unmeasured_energy(record: Record, objective: Objective) -> str | None:
     if record.energy is None:
         return f"energy was not measured ({record.missing.get('energy', 'no reason given')})"
     least_j = min(record.energy.energy_j, record.energy.gross_per_inference_j)
-    return f"has an energy of {least_j:g} J" if least_j <= 0 else None
+    return f"reports an impossible energy of {least_j:g} J" if least_j <= 0 else None
 
 
 def _mib(size: float | None) -> float | None:

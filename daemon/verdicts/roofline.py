@@ -42,7 +42,7 @@ def _no_bound(bound_by: Bound, case_cost: Cost, probes: Probes, is_convolved: bo
     if bound_by == "bytes" and probes.cache_bytes and case_cost.bytes <= probes.cache_bytes:
         return f"its {case_cost.bytes / 2**20:.3g} MiB fit the caches of {probes.cache_bytes / 2**20:.3g} MiB"
     if bound_by == "matrix" and is_convolved:
-        return "a convolution may multiply less than in its direct form, as by Winograd's"
+        return "a convolution may multiply less than in its direct form, for example with Winograd's algorithm"
     return None
 
 

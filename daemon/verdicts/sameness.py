@@ -20,7 +20,7 @@ def environment_difference(one: Environment, other: Environment) -> str | None:
     """Return how the environments differ in ways that prevent a comparison, else None."""
     names = list(environment_differences(one, other))
     more = f", and {len(names) - NAMED} more" if names[NAMED:] else ""
-    return f"another environment ({', '.join(names[:NAMED])}{more})" if names else None
+    return f"a different environment ({', '.join(names[:NAMED])}{more})" if names else None
 
 
 def environment_differences(one: Environment, other: Environment) -> Iterator[str]:
@@ -116,11 +116,11 @@ def other_model(record: Measured, other: Measured) -> str | None:
         return None
     words = other_network(a, b)
     if words is None and _model_inputs(a) != _model_inputs(b):
-        words = f"other inputs ({_model_inputs(a)} and {_model_inputs(b)})"
+        words = f"different inputs ({_model_inputs(a)} and {_model_inputs(b)})"
     if words is None and a.weights_sha256 != b.weights_sha256:
-        words = "other weights"
+        words = "different weights"
     is_answered = _answered(record.check) == _answered(other.check) is not None
-    return words or ("other code or data" if not is_answered and files_changed([record, other]) else None)
+    return words or ("different code or data" if not is_answered and files_changed([record, other]) else None)
 
 
 def other_network(model: ModelFacts, other: ModelFacts) -> str | None:
@@ -129,11 +129,12 @@ def other_network(model: ModelFacts, other: ModelFacts) -> str | None:
         names = sorted(
             name for name in model.options | other.options if model.options.get(name) != other.options.get(name)
         )
-        return f"other options ({', '.join(f'{n} {model.options.get(n)} and {other.options.get(n)}' for n in names)})"
+        changes = ", ".join(f"{n} {model.options.get(n)} and {other.options.get(n)}" for n in names)
+        return f"different options ({changes})"
     if model.weights != other.weights:
-        return f"other weights ({model.weights} and {other.weights})"
+        return f"different weights ({model.weights} and {other.weights})"
     if model.parameters != other.parameters:
-        return f"another number of parameters ({model.parameters} and {other.parameters})"
+        return f"a different number of parameters ({model.parameters} and {other.parameters})"
     return None
 
 
@@ -146,7 +147,7 @@ def answers_off(a: Check | None, b: Check | None) -> str | None:
         return None
     if a.outputs != b.outputs:
         names = [", ".join(sorted({*one.outputs} - {*other.outputs})) or "fewer" for one, other in ((b, a), (a, b))]
-        return f"other outputs ({names[0]}, where the other has {names[1]})"
+        return f"different outputs ({names[0]}, where the other has {names[1]})"
     limit = max(OTHER_SHARE.get(check.rule, OTHER_SHARE_EXACT) for check in (a, b))
     parts = zip(a.outputs, _by_output(a), _by_output(b), strict=True)
     off = [(math.dist(x, y) / size if (size := math.hypot(*x)) else math.inf, name) for name, x, y in parts if x != y]
@@ -186,11 +187,11 @@ def _changed_by(model: ModelFacts, other: ModelFacts, names: Sequence[str]) -> s
         return ""
     before, after = sorted({*model.read} - {*other.read}), sorted({*other.read} - {*model.read})
     if before and after:
-        return f"it is built from {', '.join(after)}, not from {', '.join(before)}"
+        return f"it was built from {', '.join(after)}, not from {', '.join(before)}"
     if model.weights_sha256 == other.weights_sha256:
         return "neither its files nor its weights changed, so a variable, a file that it reads or its builder did"
     if model.weights.startswith(("random", OF_MODULE)):
-        return "they differ each time it is built, so seed all random numbers that build draws"
+        return "they differ each time the model is built: seed every random number generator that `build` uses"
     return f"{model.weights} was replaced"
 
 

@@ -53,7 +53,7 @@ def _clocks(record: Record) -> tuple[Judgement, str]:
         return "not tested", "no run was timed"
     fits = all(BUSY_SHARE <= share <= 1.001 for share in shares)
     figures = ", ".join(f"{share:.1%}" for share in shares)
-    return "right" if fits else "wrong", f"timed runs fill {figures} of the window"
+    return "right" if fits else "wrong", f"timed runs take up {figures} of the window"
 
 
 def _filled(process: ProcessResult) -> float | None:

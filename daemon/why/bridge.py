@@ -183,10 +183,10 @@ def lines(bridge: Bridge) -> Iterator[str]:
 
 def _lines(bridge: Bridge) -> Iterator[str]:
     theirs = bridge.theirs
-    yield f"{bridge.case_id}: {bridge.ours_ms:.4g} ms, the median of a call alone"
+    yield f"{bridge.case_id}: {bridge.ours_ms:.4g} ms, the median of single calls"
     for switch in bridge.switches:
         spread = max(switch.of_orders_ms) - min(switch.of_orders_ms)
-        yield f"  {switch.ms:+10.4g} ms  {switch.name}{f' (±{spread / 2:.2g} by the order)' if spread else ''}"
+        yield f"  {switch.ms:+10.4g} ms  {switch.name}{f' (±{spread / 2:.2g} by order)' if spread else ''}"
     yield f"  {bridge.unexplained_ms:+10.4g} ms  unexplained"
     yield f"{theirs.tool}: {theirs.quoted_ms:.4g} ms, {theirs.quoted}: {theirs.means}"
     for note in (*bridge.untried, *theirs.notes):

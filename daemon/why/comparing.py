@@ -123,7 +123,7 @@ class Explaining:
     def _outside(self, originals: Sequence[str]) -> Verdict | None:
         """Return the verdict on the original environments, or None if they do not differ."""
         sides = (self.first, self.second)
-        ratios = self._pairs("the environments as they are", "originals", originals, sides, self._looks).ratios
+        ratios = self._pairs("the unmodified environments", "originals", originals, sides, self._looks).ratios
         verdict = self._verdict(ratios) if ratios else None
         return verdict if verdict and verdict.answer in CHANGES else None
 

@@ -286,7 +286,7 @@ def _named(a: Installed, b: Installed, group: Sequence[str]) -> str:
         before, after = a.by_name.get(name), b.by_name.get(name)
         versions = [package.version if package else ABSENT for package in (before, after)]
         words.append(
-            f"{name} {' → '.join(versions)}" if len({*versions}) == 2 else f"{name} {versions[0]}, other files"
+            f"{name} {' → '.join(versions)}" if len({*versions}) == 2 else f"{name} {versions[0]}, different files"
         )
     return " + ".join(words)
 

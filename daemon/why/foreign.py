@@ -67,11 +67,11 @@ def read(path: Path) -> Foreign:
         raise UsageError(f"{path}: a field is missing or not a number ({error}): truncated or edited file") from error
     if not results:
         raise UsageError(
-            f"{path}: not recognised; known are trtexec (log, --exportTimes), benchmark_app (console, report), "
+            f"{path}: not recognised; benchd reads trtexec (log, --exportTimes), benchmark_app (console, report), "
             "perf_analyzer (-f), onnxruntime_perf_test, LiteRT benchmark_model, optimum-benchmark and ultralytics"
         )
     if any(each != results[0] for each in results):
-        raise UsageError(f"{path}: holds {len(results)} different results; give a file with one")
+        raise UsageError(f"{path}: contains {len(results)} different results; give a file with a single result")
     return results[0]
 
 
@@ -184,7 +184,7 @@ def _statistics(times_ms: Iterable[float]) -> dict[str, float]:
     return {"min": times[0], "median": median(times), "mean": fmean(times), "max": times[-1]}
 
 
-_BENCHMARK_MEANS = "a request among those in flight together, from its start to its answer"
+_BENCHMARK_MEANS = "one of the requests in flight together, from start to answer"
 
 
 def _benchmark_app(text: str) -> Foreign:
@@ -212,9 +212,9 @@ def _benchmark_app(text: str) -> Foreign:
 def _benchmark_report(content: Mapping[str, Any]) -> Foreign:
     found, setup = content.get("execution_results", {}), content.get("configuration_setup", {})
     if "error" in content or "error" in found:
-        raise _Unreadable("the run of benchmark_app failed")
+        raise _Unreadable("benchmark_app failed")
     if "throughput" not in found:
-        raise _Unreadable("execution_results contains no results: benchmark_app of 2023 wrote its options there")
+        raise _Unreadable("execution_results contains no results: benchmark_app from 2023 wrote its options there")
     middle = next((value for name, value in found.items() if re.fullmatch(r"latency( \(ms\))?", name)), None)
     if middle is None:
         raise _Unreadable("a percentile instead of the median: run benchmark_app without -latency_percentile")
@@ -239,9 +239,9 @@ def _benchmark_report(content: Mapping[str, Any]) -> Foreign:
 def _perf_analyzer(text: str) -> Foreign:
     header, *rows = [row for row in csv.reader(io.StringIO(text)) if row]
     if any(len(row) != len(header) for row in rows):
-        raise _Unreadable("a row and the header differ in length: decimal commas, or truncated")
+        raise _Unreadable("a row and the header differ in length: the file has decimal commas, or is truncated")
     if len(rows) != 1:
-        raise _Unreadable(f"{len(rows)} loads; give the file of one, as from --concurrency-range 1:1")
+        raise _Unreadable(f"{len(rows)} load levels; give a file with one, for example from --concurrency-range 1:1")
     row = dict(zip(header, rows[0], strict=True))
     spent = ["Client Send", "Network+Server Send/Recv", "Server Queue", "Client Recv"]
     spent += [f"Server Compute {part}" for part in ("Input", "Infer", "Output")]
@@ -257,7 +257,7 @@ def _perf_analyzer(text: str) -> Foreign:
             "mean": sum(float(row.get(name, 0.0)) for name in spent) / 1e3,
         },
         throughput_per_s=float(row["Inferences/Second"]),
-        means="a request as the client sees it: network, queue and copies of the server too",
+        means="a request as the client sees it, including the server's network, queue and copies",
         in_flight=int(row.get("Concurrency", 1)),
         notes=[f"compute alone: {float(compute) / 1e3:.4g} ms"] if compute else [],
     )
@@ -275,9 +275,9 @@ def _onnxruntime(text: str) -> Foreign:
         quoted="mean",
         latency_ms={"mean": mean, **seconds},
         throughput_per_s=next(iter(_numbers(text, rf"Number of inferences per second: {_N}")), None),
-        means="the mean of calls one after the other",
+        means="the mean of consecutive calls",
         warm_up="one run",
-        notes=["inputs of -I are not initialised"],
+        notes=["-I leaves its inputs uninitialised"],
     )
 
 
@@ -293,7 +293,7 @@ def _litert(text: str) -> Foreign:
         tool="LiteRT benchmark_model",
         quoted="mean",
         latency_ms=latency,
-        means="the mean of calls one after the other, on random inputs",
+        means="the mean of consecutive calls, on random inputs",
         threads=_whole(text, r"Num threads: \[(\d+)\]"),
         warm_up="0.5 s",
     )
@@ -310,7 +310,7 @@ def _optimum(content: Mapping[str, Any]) -> Foreign:
         quoted="mean",
         latency_ms=times,
         throughput_per_s=float(content[target]["throughput"]["value"]) if content[target].get("throughput") else None,
-        means=f"the mean of {target}, all processes as one list",
+        means=f"the mean of {target} over all processes",
         notes=[] if target == "forward" else [f"only {target}"],
     )
 
@@ -324,7 +324,7 @@ def _ultralytics(text: str) -> Foreign:
     numbers = [(float(row[column + 1]), row[1]) for row in whole if re.fullmatch(r"\d+(\.\d+)?", row[column + 1])]
     if len(numbers) != 1:
         formats = ", ".join(name for _, name in numbers)
-        raise _Unreadable(f"a table of {len(numbers)} formats ({formats}); keep the row of yours")
+        raise _Unreadable(f"a table of {len(numbers)} formats ({formats}); keep only the row of yours")
     size = _whole(text, r"imgsz=(\d+)")
     return Foreign(
         tool="ultralytics",

@@ -19,8 +19,8 @@ def _lines(explanation: Explanation) -> Iterator[str]:
         yield "B is as fast as A" if same else f"inconclusive: {verdict.reason}"
         if explanation.outside:
             yield (
-                f"but the environments as they are differ: B is {_changed(explanation.outside)}, by something outside "
-                "their packages, such as the interpreter or a file that no package has"
+                f"but in the unmodified environments B is {_changed(explanation.outside)}, because of something "
+                "outside their packages, such as the interpreter or a file that no package contains"
             )
         return
     yield f"{explanation.case_id}: B is {_changed(verdict)}"
@@ -33,10 +33,10 @@ def _lines(explanation: Explanation) -> Iterator[str]:
         yield f"  without that, it would be {_named(cause)}: {_share(cause.share, cause.interval)}"
     if explanation.unresolved:
         yield f"  the cause is among: {'; '.join(explanation.unresolved)}"
-        yield "  noise, or mixtures of these that do not run, hide which: repeat on a quiet machine"
+        yield "  noise, or combinations of these that cannot run, hide which one: repeat on a quiet machine"
     elif not explanation.causes:
         yield "  no single difference explains it: the change did not last through the search"
-    yield f"{explanation.comparisons} comparisons, of which any errs in at most 2 % of searches"
+    yield f"{explanation.comparisons} comparisons; in at most 2 % of searches is any of them wrong"
 
 
 def _changed(verdict: Verdict) -> str:

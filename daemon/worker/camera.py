@@ -73,7 +73,7 @@ def open_camera(
     JPEGs.
     """
     if len(shape) != 3 or shape[0] != 3:
-        raise Unsupported(f"a pipeline feeds 3-channel images, but the model reads {'x'.join(map(str, shape))}")
+        raise Unsupported(f"a pipeline feeds 3-channel images, but the model takes {'x'.join(map(str, shape))}")
     try:
         from torchvision.io import decode_jpeg, encode_jpeg  # noqa: F401, PLC0415 - see above
     except ImportError as error:

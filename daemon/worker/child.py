@@ -57,7 +57,7 @@ def _message(error: BaseException) -> str:
     """Return the first line, or the last one for TorchScript, whose messages start with a traceback."""
     lines = str(error).strip().splitlines() or ["no message"]
     if lines[0].startswith("operator torchvision::"):
-        return f"{lines[0]}: torchvision was built for another torch, see `benchd doctor`"
+        return f"{lines[0]}: torchvision was built for a different torch version; see `benchd doctor`"
     return lines[-1] if "TorchScript interpreter" in lines[0] else lines[0]
 
 

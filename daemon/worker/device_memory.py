@@ -48,7 +48,7 @@ def taken(before: Held | str, after: Held | str, build_s: float | None) -> tuple
     return (
         (grown, True)
         if grown >= 0
-        else "other processes freed more GPU memory at the same time; only root can see whose it is"
+        else "other processes freed more GPU memory at the same time; only root can see which process owns it"
     )
 
 

@@ -51,7 +51,7 @@ def rows(module: nn.Module, ones: Batch, names: Sequence[str]) -> dict[str, tupl
             with watched:
                 runs.module(*values(ones))
         except Exception as error:  # findings before the error count, and the check will report it
-            sys.stderr.write(f"the model's indices were not followed to the end: {error}\n")
+            sys.stderr.write(f"the search for the model's indices stopped early: {error}\n")
             return watched.found
         is_hidden = any(isinstance(part, torch.jit.ScriptModule) for part in module.modules())
         return runs.tried() if is_hidden else runs.fitted(watched.found)

@@ -54,4 +54,4 @@ def _counted(step: Step, uuid: str | None) -> tuple[float | None, str]:
                 return sample.value / 100, ""
     except OSError as error:
         return None, str(error)
-    return None, "GPM gave no occupancy"
+    return None, "GPM reported no occupancy"

@@ -178,7 +178,7 @@ def _timed(ready: Run, recipe: Compare) -> None:
     if recipe.one_input:
         del ready.pool[1:]
     met = scenario.time(ready)
-    ready.outcome.missing.setdefault("probes", "a comparison is not compared with a floor")
+    ready.outcome.missing.setdefault("probes", "no floor is computed for a comparison")
     if scenario.is_cold:
         return
     ready.stages.keep(ready.outcome)

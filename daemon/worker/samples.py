@@ -79,7 +79,7 @@ class Samples:
     def refuse_untargeted(self) -> None:
         """Raise UsageError unless there is a target for each item, which a metric needs."""
         if len(self.targets) != len(self):
-            has = f"{len(self.targets)} targets for {len(self)} items" if self.targets else "no targets"
+            has = f"{len(self)} items, and targets for {len(self.targets)}" if self.targets else "no targets"
             remedy = f"add an array {TARGETS!r} with one per item, or yield tuples (inputs, target)"
             raise UsageError(f"--metric: {self.spec} has {has}: {remedy}")
 
@@ -103,7 +103,7 @@ class Samples:
             given = dict(zip(names, given.values(), strict=True))
         if set(given) != set(names):
             raise UsageError(
-                f"--inputs {self.spec}: it has {', '.join(self.inputs) or 'one input'}, but the model reads "
+                f"--inputs {self.spec}: it has {', '.join(self.inputs) or 'one input'}, but the model takes "
                 f"{', '.join(names)}"
             )
         values = {name: self._as_read(spec, given[name]) for name, spec in zip(names, specs, strict=True)}
@@ -114,7 +114,7 @@ class Samples:
         wanted = dtype_of(spec) if spec.dtype else value.dtype
         shape = list(value.shape[1:]) if value.dim() else []
         if spec.shape and shape != spec.shape:
-            raise UsageError(f"--inputs {self.spec}: {spec.name or 'its input'} is {shape}, but the model reads {spec}")
+            raise UsageError(f"--inputs {self.spec}: {spec.name or 'its input'} is {shape}, but the model takes {spec}")
         changed = value.to(wanted)
         if not wanted.is_floating_point and not torch.equal(changed.to(value.dtype), value):
             raise UsageError(f"--inputs {self.spec}: {spec.name or 'its input'} has numbers beyond {spec.dtype}")
@@ -190,7 +190,9 @@ def _yielded(text: str, option: str) -> Iterator[tuple[dict[str, Tensor], Any]]:
     for item in _one_by_one(items):
         pair = item if isinstance(item, tuple) else (item, None)
         if len(pair) != 2:
-            raise UsageError(f"{option}: it yields {len(pair)} values; a tuple is (inputs, target), inputs are a list")
+            raise UsageError(
+                f"{option}: it yields {len(pair)} values; yield a tuple (inputs, target), or a list of inputs"
+            )
         inputs, target = pair
         named = dict(_leaves(inputs, "", option))
         size += sum(value.numel() * value.element_size() for value in named.values())
@@ -259,7 +261,7 @@ def _fed(value: Tensor, what: str) -> Tensor:
             raise UsageError(f"{what}: it has values that are not numbers (NaN)")
         return value.float()
     if all(getattr(torch, name) != value.dtype for name in DTYPES):
-        raise UsageError(f"{what}: its numbers are {value.dtype}; write one of {', '.join(DTYPES)}")
+        raise UsageError(f"{what}: its numbers are {value.dtype}; use one of {', '.join(DTYPES)}")
     return value
 
 

@@ -118,7 +118,7 @@ class Source:
 
     def _onnx(self, precision: Precision, batch: int, target: Target) -> Artifact:
         if precision not in files.PRECISIONS:
-            raise Unsupported(f"files are made in fp32, fp16 and int8, not in {precision}")
+            raise Unsupported(f"files are exported in fp32, fp16 and int8, not in {precision}")
         if self.own:
             from benchd.daemon.measuring.user_onnx import precision as written  # noqa: PLC0415 - see `_export`
             from benchd.daemon.worker import user_onnx  # noqa: PLC0415 - onnx is not needed for files of the store
@@ -352,8 +352,8 @@ def _of_other_code(held: Sequence[Artifact], wanted: Sequence[Mapping[str, Any]]
     for artifact in alike[:1]:
         ours, theirs = wanted[0]["code_sha256"], artifact.metadata.facts.get("code_sha256", "unknown")
         yield (
-            f"{artifact.key} was not used: other code of benchd exported it ({theirs[:12]}, here {ours[:12]}); run "
-            "`benchd export` with the version that measures"
+            f"{artifact.key} was not used: a benchd with different code exported it ({theirs[:12]}, here {ours[:12]}); "
+            "run `benchd export` with the version that measures"
         )
 
 

@@ -201,7 +201,7 @@ def _refuse_kind(job: Job, module: nn.Module) -> None:
     is_compiled = any(hasattr(getattr(part, "forward", None), _OF_COMPILE) for part in module.modules())
     exports = variant.backend in (*FILE_BACKENDS, "aoti")
     reasons = {
-        "the module is already compiled, so no variant would be what its name says: build it without torch.compile, "
+        "the module is already compiled, so no variant would run as its name says: build it without torch.compile, "
         "which the variant compile calls": is_compiled,
         "torch cannot compile or export a scripted module: return the nn.Module that it was scripted from": is_scripted
         and (exports or variant.backend == "compile" or variant.needs_torchao),

@@ -66,7 +66,7 @@ class OnnxModule(nn.Module):
             return f"{self.path.name} draws random numbers ({', '.join(drawing)}): export it in eval mode"
         return (
             f"no operator of {self.path.name} draws random numbers, so ONNX Runtime reads or returns memory that no "
-            "operator writes: leave that output out, or give other inputs"
+            "operator writes: leave that output out, or give different inputs"
         )
 
     def answer_again(self, *inputs: Tensor) -> Tensor | Tensors:

@@ -83,7 +83,7 @@ def build(job: Job) -> Workload:
         if job.inputs.metric:
             samples.refuse_untargeted()
     if all(spec.batch_axis is None for spec in specs):
-        raise UsageError(f"--input {specs[0]}: one input must have a batch: give its sizes without parentheses")
+        raise UsageError(f"--input {specs[0]}: one input must have a batch axis: give its sizes without parentheses")
     pool = _inputs(job, plain, specs, samples)
     if job.module:
         plain = module = _fed(job, plain, specs, pool.images)
@@ -258,7 +258,7 @@ def _frames(
 ) -> _Pool:
     """Return the pool of a pipeline, made from its frames."""
     if len(specs) > 1:
-        raise UsageError(f"--scenario pipeline feeds one input, but {job.case.model} reads {len(specs)}")
+        raise UsageError(f"--scenario pipeline feeds one input, but {job.case.model} takes {len(specs)}")
     count = max(FRAMES, job.case.batch_size, job.limits.check_images)
     device = torch.device(job.device)
     camera = open_camera(job.inputs.data, tuple(specs[0].shape), normalisation, count, device, job.case.seed)
@@ -304,9 +304,9 @@ def _preprocessed(job: Job) -> tuple[str | None, Literal["unit", "normal"]]:
 def _opened(job: Job, module: nn.Module, specs: Sequence[InputSpec], calibration: str = "") -> data.ImageSet:
     """Return the images for measurement or calibration; raise UsageError for a model that takes other inputs."""
     if len(specs) > 1:
-        raise UsageError(f"--data gives one input, but {job.case.model} reads {len(specs)}: leave it out")
+        raise UsageError(f"--data gives one input, but {job.case.model} takes {len(specs)}: leave it out")
     if not dtype_of(specs[0]).is_floating_point:
-        raise UsageError(f"--data gives normalised images, but {job.case.model} reads {specs[0].dtype}: leave it out")
+        raise UsageError(f"--data gives normalised images, but {job.case.model} takes {specs[0].dtype}: leave it out")
     dataset, kind = _preprocessed(job)
     return data.open_set(
         calibration or str(job.inputs.data),

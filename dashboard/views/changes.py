@@ -30,15 +30,15 @@ from benchd.dashboard.text import age, board, clock, count, figure, more, short
 
 DATE = "date"
 SINCE = {
-    "setup": "the setup before",
+    "setup": "the previous setup",
     "benchd": "an update of benchd",
     "jetpack": "an update of JetPack",
     "driver": "an update of the driver",
     "fingerprint": "a change to the environment",
     DATE: "a date",
 }
-CAPTION = "Up to five runs of each setup, by the rule of benchd compare, corrected for all changes in the fleet."
-NONE = "Nothing has changed: no case was measured both before and since. Choose another update or a date."
+CAPTION = "Compares up to five runs per setup by the rule of benchd compare, corrected for all changes in the fleet."
+NONE = "Nothing has changed: no case was measured both before and since. Choose a different update or date."
 NO_MATCH = "No change matches. Clear the search or choose all."
 ACROSS = "measured before and after, not side by side, so it need not be the cause"
 
@@ -210,7 +210,7 @@ def cause(change: Change) -> None:
     named, rest = change.differences[:SHOWN], more(len(change.differences) - SHOWN)
     known = ", ".join([*map(short, named), *filter(None, [rest])])
     is_same = sort(change) in ("same", "not compared")
-    where = ("other than before" if is_same else ACROSS) if change.is_across else "in the same setup"
+    where = ("different from before" if is_same else ACROSS) if change.is_across else "in the same setup"
     ui.label(since_when(change.first_s))
     ui.label(f"{known or 'nothing that a record lists'}: {where}").classes("soft")
     if change.separating and not is_same:

@@ -38,7 +38,7 @@ def add(store: Store, changes: Changes) -> None:
             mark = doubts.mark(filter(None, records))
             ui.label(f"{verdict(answer)}{mark}").classes(f"verdict {answer.answer}").mark("verdict")
             if change:
-                ui.label(f"The newest of {change.runs[0]} and {change.runs[1]} runs, which decide together.")
+                ui.label(f"The newest of {change.runs[0]} and {change.runs[1]} runs; all of them decide together.")
                 cause(change)
             ui.label(f"{_ratio(pair[0], pair[1])}{mark}").classes("soft")
             _side_by_side(pair[0], pair[1])

@@ -20,7 +20,7 @@ CARDS = 24  # more devices are shown as rows
 FEW = 4  # enough to fill the width
 SPARK_S = 300.0
 EMPTY = "No device yet. Start benchd on one (bench-once --mqtt URL, or benchd run) with this broker."
-NONE = "No device matches. Clear the search or choose another state."
+NONE = "No device matches. Clear the search or choose a different state."
 
 
 def add(store: Store, answers: Answers) -> None:

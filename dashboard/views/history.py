@@ -22,11 +22,11 @@ from benchd.dashboard.views import charts
 
 RUNS = 200
 CAPTION = (
-    f"Median with its 95 % interval, as experienced; the newest {RUNS} runs, when they were measured. "
-    "A labelled line: start of a new level. A grey line: the environment or benchd changed."
+    f"Medians of the newest {RUNS} runs with their 95 % intervals, disturbed blocks included, by time of measurement. "
+    "A labelled line marks the start of a new level, a grey line a change of the environment or of benchd."
 )
 BY_ARRIVAL = "by arrival: the device's clock was not set"
-CLEAN = " A hollow point: the same run excluding its disturbed blocks."
+CLEAN = " A hollow point is the same run without its disturbed blocks."
 
 
 def add(store: Store) -> None:

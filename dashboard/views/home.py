@@ -39,8 +39,8 @@ SUBJECTS = 24
 NONE = "No results yet. Measure something: bench-once --mqtt URL."
 SHAPE: dict[Outcome, str] = {"ships": "✓", "fastest": "◌", "inconclusive": "≈", "nothing": "—"}
 LEGEND = (
-    "✓ ships, ◌ fastest of too few processes, ≈ INCONCLUSIVE, — nothing to ship, ✕ fails its check; ▲ slower, ▼ faster "
-    "and = the same as before its setup last changed"
+    "✓ ships, ◌ fastest, but with too few processes, ≈ INCONCLUSIVE, — nothing to ship, ✕ fails its check; ▲ slower, "
+    "▼ faster and = the same as before its setup last changed"
 )
 
 _Line = tuple[str, str, str]  # text, class and link

@@ -32,8 +32,8 @@ from benchd.dashboard.views import charts
 from benchd.dashboard.views.history import BY_ARRIVAL, is_undated
 
 BLOCKS = (
-    "Median of each block, by process; a hollow point: disturbed. The interval of a process is that of its blocks, "
-    "the record's that of its processes."
+    "Median of each block, by process; hollow points were disturbed. A process's interval comes from its blocks, the "
+    "record's from its processes."
 )
 
 
@@ -113,7 +113,7 @@ def _result(result: Result, record: Record) -> dict[str, object]:
         "accuracy": accuracy(result) if record.accuracy else None,
         "memory": figure(memory, "MiB") if memory is not None else None,
         "memory of the process": _beside_device(record),
-        "with build and check": _with_check(record),
+        "including build and check": _with_check(record),
         "power mode": record.environment.power_mode,
         "clocks": _means(record, "_clock_hz", 1e6, "MHz"),
         "temperature": _means(record, "_temp_c", 1.0, "°C"),

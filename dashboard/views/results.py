@@ -129,7 +129,7 @@ async def _show(store: Store, asked: _Query) -> None:
     table = _table(asked)
     with ui.row():
         compare = ui.button("Compare two", on_click=lambda: _compare(table)).props("no-caps").classes("from-600")
-        csv = ui.link("These as CSV", "/results.csv").classes("link")
+        csv = ui.link("Download as CSV", "/results.csv").classes("link")
     compare.bind_enabled_from(table, "selected", backward=lambda chosen: len(chosen) == 2)
     shown: list[Any] = []  # the newest result and the selection when the table was filled
     total = [table.pagination["rowsNumber"]]

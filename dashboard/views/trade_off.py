@@ -17,8 +17,8 @@ from benchd.dashboard.views import charts
 
 EVERY = "all, by kind"
 CAPTION = (
-    "The newest result of each case. Several boards: their median and their range. One board: its value with its "
-    "error bar. A dashed line: not beaten in both. ✕ cannot win."
+    "The newest result of each case: for several boards their median and range, for one board its value and error bar. "
+    "The dashed line joins the variants that none beats on both axes. ✕ marks a variant that cannot win."
 )
 NO_ENERGY = "No energy here, only latency: energy needs a power sensor on the board."
 
@@ -87,7 +87,7 @@ def _chart(group: Group, points: Sequence[Point]) -> None:
         height_rem = 20 if group.scope else 4 + 1.5 * len(points)
         ui.echart(chart, renderer="svg").style(f"height: {height_rem}rem; width: 100%")
         if best:
-            ui.label("Not beaten in both: " + short("; ".join(map(_words, best))))
+            ui.label("Not beaten on both axes: " + short("; ".join(map(_words, best))))
             beaten = [point for point in points if point.energy_mj and not point.why and point not in best]
             ui.label("Beaten: " + short("; ".join(map(_words, beaten)))).set_visibility(bool(beaten))
         for point in points:

@@ -21,7 +21,7 @@ _FP_FUSION = True  # one rounding fewer per square; bitwise results are not guar
 def _normed(given: Norm) -> tuple[Tensor, Tensor]:
     hidden, residual, weight, eps = given
     if weight.numel() > _MAX_DIM:
-        raise Unavailable(f"add_rms_norm: the Triton kernel holds rows of at most {_MAX_DIM}, not {weight.numel()}")
+        raise Unavailable(f"add_rms_norm: the Triton kernel takes at most {_MAX_DIM} per row, not {weight.numel()}")
     normed = hidden.new_empty(hidden.shape, dtype=weight.dtype)
     total = hidden.new_empty(hidden.shape, dtype=torch.float32)
     dim = weight.numel()

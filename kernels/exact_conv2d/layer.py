@@ -227,7 +227,7 @@ def require_integers(name: str, kernels: str) -> None:
     """Raise Unavailable with the model's name if its integer `kernels` cannot run on the default device."""
     device = torch.get_default_device().type
     if device != "cpu":
-        raise Unavailable(f"{name} has {kernels} kernels for a CPU only, not for {device}")
+        raise Unavailable(f"{name} has {kernels} kernels for CPUs only, not for {device}")
     if not native.paths():
         raise Unavailable(f"{name}: the {kernels} kernels need a CPU with AMX, VNNI or Arm's dot product of bytes")
 

@@ -34,7 +34,7 @@ def _rows(count: int) -> int:
 def _require(op: str, *tensors: Tensor) -> None:
     for tensor in tensors:
         if tensor.dtype not in DTYPES or tensor.dtype != tensors[0].dtype:
-            raise Unavailable(f"{op}: the Triton kernel multiplies float16, or bfloat16, not {tensor.dtype}")
+            raise Unavailable(f"{op}: the Triton kernel supports float16 or bfloat16, not {tensor.dtype}")
     if tensors[0].dtype == torch.bfloat16 and 0 < launch.architecture(tensors[0].device) < 80:
         raise Unavailable(f"{op}: products of bfloat16 need a GPU of compute capability 8.0")
 
@@ -81,7 +81,7 @@ def _out_norm(given: OutNorm) -> tuple[Tensor, Tensor]:
     _require("out_norm", y, z, weight)
     (batch, length, inner), dim = z.shape, len(norm)
     if dim > MOST_DIM:
-        raise Unavailable(f"out_norm: the Triton kernel holds tokens of at most {MOST_DIM} numbers, not {dim}")
+        raise Unavailable(f"out_norm: the Triton kernel takes at most {MOST_DIM} numbers per token, not {dim}")
     normed, total = norm.new_empty(residual.shape), residual.new_empty(residual.shape, dtype=torch.float32)
     if total.numel():
         y, z, stream = (each if each.stride(-1) == 1 else each.contiguous() for each in (y, z, residual))

@@ -56,7 +56,7 @@ def test_an_update_s_change_has_an_interval_and_no_separable_cause(store):
     assert change.verdict.interval.low < change.verdict.effect < change.verdict.interval.high
     assert change.differences == ("benchd 0.1 → 0.2", "l4t 36.4.3 → 36.4.7")
     assert change.first_s == FIRST_S + 3 * DAY_S
-    assert change.separating.startswith("undo one of the 2 differences at a time, run bench-once --case m,eager,b1 ")
+    assert change.separating.startswith("undo the 2 differences one at a time, run bench-once --case m,eager,b1 ")
 
 
 @pytest.mark.parametrize(

@@ -277,7 +277,7 @@ def test_a_mail_is_sent_beside_a_webhook_that_fails_and_is_tried_again(store):
         telling = teller(store, url, mail, said=said, subjects=("regression",))
         telling.tell(NOW_S)
         assert (len(refused), len(mails)) == (1, 1)
-        assert said == ["notices: urls, entry 1 did not take 1; trying again"]
+        assert said == ["notices: urls, entry 1 did not accept 1; trying again"]
         (to, content) = mails[0]
         assert (to, content["subject"]) == (["lab@example.org"], "benchd: regression on orin-1")
         assert "regression: orin-1: slower" in content.as_string()

@@ -43,7 +43,7 @@ VIEWS = (  # each with a word of what only it says
     ("/compare?a=orin-1:r0&b=orin-1:r30", "SLOWER"),
     ("/history/orin-1/vim_tiny,custom-fp16,b1", re.compile(r"\+1[45]\.[0-9]+ % +from .* ms to .* ms")),
     ("/shipped", "vim"),
-    ("/trade-off?model=vim_tiny", "Not beaten in both: eager b1: "),
+    ("/trade-off?model=vim_tiny", "Not beaten on both axes: eager b1: "),
 )
 
 
@@ -286,7 +286,7 @@ def test_results_are_filtered_by_their_url_which_follows_the_page_and_so_does_th
         page.get_by_label("search").fill("custom-fp16")
         page.wait_for_url("**/results?device=orin-1&check=passed&text=custom-fp16&sort=median_ms&up=1")
         page.get_by_text("1-20 of 20").wait_for()
-        csv = page.get_by_role("link", name="These as CSV").get_attribute("href")
+        csv = page.get_by_role("link", name="Download as CSV").get_attribute("href")
     _, headers, body = get(site, csv)
     assert (headers["content-type"], len(body.decode().splitlines())) == ("text/csv; charset=utf-8", 21)
     assert len(get(site, "/results.csv?device=agx-1&check=failed")[2].decode().splitlines()) == 1
@@ -392,7 +392,7 @@ def test_a_page_comes_before_its_data_and_says_its_age_while_the_server_is_away_
         process.kill()
         page.wait_for_function("!window.socket.connected")
         page.clock.fast_forward(10_000)
-        page.get_by_text(re.compile("The server is away: what is shown is 1[0-9] s old")).wait_for()
+        page.get_by_text(re.compile("The server is not responding: the data shown is 1[0-9] s old")).wait_for()
         assert not page.locator("body.away").count()
         page.clock.fast_forward(50_000)
         page.locator("body.away").wait_for()

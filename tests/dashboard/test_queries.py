@@ -169,7 +169,7 @@ def test_a_change_of_the_setup_is_marked_with_what_changed():
     newer = results[-1]._replace(tool_version="9")
     details = [mark.detail for mark in history.changes([*results, newer], records.get)]
     assert details == [
-        "another environment (ONEDNN_MAX_CPU_ISA: unset and SSE41)",
+        "a different environment (ONEDNN_MAX_CPU_ISA: unset and SSE41)",
         "the device's fingerprint",
         "benchd 0.1.0 to 9",
     ]

@@ -55,4 +55,4 @@ def test_a_port_that_is_taken_is_not_the_exit_code_of_slower(refused, command):
     with socket.create_server((HOST, 0)) as server:
         port = server.getsockname()[1]
         said = refused("--port", str(port), command=command)
-    assert said == f"error: --port {port} of {HOST}: Address already in use; give another\n"
+    assert said == f"error: --port {port} on {HOST}: Address already in use; choose a different one\n"

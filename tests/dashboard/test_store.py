@@ -250,7 +250,7 @@ def test_a_database_of_another_schema_is_left_alone_and_its_records_come_out_by_
         add(store, measured(record, 1.0))
         with store._writing() as connection:
             connection.exec_driver_sql("UPDATE version SET number = 99")
-    with pytest.raises(UsageError, match=rf"tables of another benchd \(version 99, not {VERSION}\)") as refused:
+    with pytest.raises(UsageError, match=rf"tables of a different version \(99, not {VERSION}\)") as refused:
         Store(url)
     command = str(refused.value).partition(" of this one with ")[2]
     program, place = ("sqlite3", url.removeprefix("sqlite:///")) if "sqlite" in url else ("psql", url)

@@ -216,7 +216,7 @@ def test_an_accuracy_that_was_asked_for_and_cannot_be_had_fails_the_run(once, tm
     arguments = ("--module", user_module(tmp_path), "--variants", "eager", "--data", "imagefolder:images")
     done = once(*arguments, "--accuracy", "full")
     assert done.returncode == 6, done.stderr
-    assert "error: requested accuracy of own.net.build,eager,b1 was not measured: imagefolder:" in done.stderr
+    assert "error: the requested accuracy of own.net.build,eager,b1 was not measured: imagefolder:" in done.stderr
     assert "has 3 classes, but the model has 5" in done.stderr
     assert [record.status for record in written(tmp_path)] == ["ok"]
 

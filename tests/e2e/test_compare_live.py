@@ -100,12 +100,12 @@ def test_five_a_a_comparisons_raise_the_least_effect_that_counts_until_they_are_
     floor.write_text("".join(json.dumps(line) + "\n" for line in (effect, *[apart] * 5)))
     done = compare(*sides)
     assert (done.returncode, said(done)["verdict"]["answer"]) == (0, "same")
-    assert f"{CASE}: less than 4 % does not count: identical code differs as much here\n" in done.stderr
+    assert f"{CASE}: less than 4 % does not count: identical code differs by that much here\n" in done.stderr
     (shown,) = json.loads(here("benchd", "noise-floor", CASE, "--json").stdout)
     assert (shown["stored"], shown["counted"], shown["floor"]) == (6, 5, 0.04)
     assert "4 %" in here("benchd", "noise-floor").stdout
     assert "no A/A comparison of other is stored" in here("benchd", "noise-floor", "other").stderr
-    assert here("benchd", "noise-floor", "--clear", CASE).stdout == "A/A comparisons forgotten: 6\n"
+    assert here("benchd", "noise-floor", "--clear", CASE).stdout == "A/A comparisons deleted: 6\n"
     assert compare(*sides).returncode == 3
 
 
@@ -216,7 +216,7 @@ def test_the_documented_gate_compares_a_change_with_its_base(here, tmp_path, mon
     assert "SLOWER" in (folder / "gate.md").read_text()
     assert '<failure message="' in (folder / "gate.xml").read_text()
     kept = written(tmp_path)
-    assert kept[0].missing["probes"] == "a comparison is not compared with a floor"
+    assert kept[0].missing["probes"] == "no floor is computed for a comparison"
     first, second = (record.processes for record in kept)
     assert all(process.blocks.is_interleaved for process in (*first, *second))
     assert [process.cpus for process in first] == [process.cpus for process in second]
@@ -243,7 +243,7 @@ def test_a_gate_fails_for_other_answers_of_the_same_weights_and_a_crash_is_an_er
 
     code, notes, xml = gate("other")
     assert (code, "<failure" in xml) == (5, True)
-    assert notes[0].startswith("B has the weights of A, but its exact answers to the same inputs differ by ")
+    assert notes[0].startswith("B has the same weights as A, but its exact answers to the same inputs differ by ")
     assert notes[0].endswith(": net.py changed")
     code, _, xml = gate("crash")
     assert (code, "<error" in xml) == (1, True)

@@ -55,7 +55,7 @@ def test_threads_that_share_a_cpu_are_told(once, tmp_path):
         os.sched_setaffinity(0, mine)
     assert (record.environment.threads, record.environment.cpu_count) == (2, 1)
     assert "shared_cpus" in record.flags
-    assert "threads: own.net.build: 2 ran on 1 CPU of its affinity" in told
+    assert "threads: own.net.build: 2 threads on the 1 CPU it may use" in told
 
 
 def test_a_clock_that_was_never_set_is_told(once_apart, tmp_path):

@@ -47,7 +47,7 @@ def test_a_worker_that_exceeds_the_memory_costs_its_case_and_not_the_service(sit
         site.command("run", suite="small")
         result = site.until("result/")
         assert (result["status"], process.poll()) == ("failed", None)
-        assert "was killed by SIGKILL, as happens when memory runs out" in result["reason"]
+        assert "was killed by SIGKILL, probably because memory ran out" in result["reason"]
         limit.write_text(str(ENOUGH_BYTES))
         site.command("run", suite="small")
         wait_for(lambda: 500 in scores(process.pid), process)

@@ -77,7 +77,7 @@ def test_an_empty_value_is_refused_and_names_its_option(here, tmp_path, results,
         (["--live", CASE], 2, "two cases, or one case and two --python"),
         (["--live", CASE, CASE, CASE], 2, "two cases, or one case and two --python"),
         (["--aa", CASE, CASE], 2, "--aa compares one case with itself"),
-        (["--live", CASE, CASE, "--pairs", "1"], 2, "--pairs 1: at least 2"),
+        (["--live", CASE, CASE, "--pairs", "1"], 2, "--pairs 1: must be at least 2"),
         (["--live", CASE, CASE, "--min-effect", "1"], 2, "--min-effect 1: expected a number with its unit, one of %"),
         (
             ["--live", "eager", "--module", "nowhere.py:build"],
@@ -192,7 +192,7 @@ def test_a_cache_that_cannot_be_written_is_said_before_anything_is_measured(here
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     done = here("bench-once", "--models", "square")
     assert done.returncode == 2
-    assert "set XDG_CACHE_HOME to another" in done.stderr
+    assert "to move it, set XDG_CACHE_HOME" in done.stderr
 
 
 def test_dry_run_prints_the_plan_and_why_not_and_creates_nothing(here, tmp_path):
@@ -220,7 +220,7 @@ def test_the_plan_of_a_search_says_what_its_percentile_needs(here):
         ("--output", "tiny.toml/out", "--output tiny.toml/out: tiny.toml/out cannot be written: "),
         ("--output", "dangling", "--output dangling: dangling cannot be written: "),
         ("--output", "/proc/out", "--output /proc/out: /proc/out cannot be written: "),
-        ("--output", os.fsdecode(b"M\xe4rz"), "the path is not UTF-8; choose another folder"),
+        ("--output", os.fsdecode(b"M\xe4rz"), "the path is not UTF-8; choose a different folder"),
     ],
 )
 @pytest.mark.parametrize("mode", [["--dry-run"], []], ids=["dry", "real"])
@@ -310,9 +310,9 @@ def test_what_runs_nowhere_is_not_listed_and_says_why(here):
     assert "not run: square,onnxruntime-bf16,b1: files are exported in fp32, fp16 and int8 only" in planned
     assert not [line for line in planned.splitlines() if line.startswith("cannot run") and line.endswith("-bf16")]
     fp8 = here("bench-once", "--models", "square", "--variants", "tensorrt-fp8", "--dry-run")
-    assert (fp8.returncode, "tensorrt-fp8: benchd writes no FP8 files: only GPUs of" in fp8.stderr) == (2, True)
+    assert (fp8.returncode, "tensorrt-fp8: benchd does not write FP8 files: only GPUs of" in fp8.stderr) == (2, True)
     executorch = here("bench-once", "--models", "square", "--variants", "executorch-int8", "--dry-run")
-    said = "executorch-int8: benchd writes no ExecuTorch programs: ExecuTorch 1.5 needs NumPy 2"
+    said = "executorch-int8: benchd does not write ExecuTorch programs: ExecuTorch 1.5 needs NumPy 2"
     assert (executorch.returncode, said in executorch.stderr) == (2, True)
     planned = here("bench-once", "--models", "vim_tiny", "--variants", "custom-int8", "--dry-run").stdout
     assert "custom-int8,b1: vim_tiny has no int8 kernels: our kernels convolve only the integers of spiking" in planned

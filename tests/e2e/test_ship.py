@@ -91,7 +91,7 @@ def shipped(benchd, place):
             given = (*(model or (*OWN, "--json")), "--variants", variant, "--threads", "1")
             done = benchd("ship", *given, "--output", out, *SHORT)
             for _ in range(9):  # beside other load its processes may be too far apart to promise anything
-                if done.returncode != 4 or "promises nothing" not in done.stdout:
+                if done.returncode != 4 or "is no promise" not in done.stdout:
                     break
                 done = benchd("ship", *given, "--output", out, *SHORT)
             if done.returncode == 6 and "unsupported: OpenVINO computes none of its layers in bf16" in done.stdout:
@@ -281,7 +281,7 @@ def test_other_answers_are_found_where_the_hashes_were_made_to_fit(shipped, benc
     folder = copy_of(shipped("onnxruntime"), tmp_path)
     edited(folder, change)
     done = benchd("verify", folder, *SHORT)
-    assert (done.returncode, "not the golden ones" in done.stdout) == (5, True), done.stdout + done.stderr
+    assert (done.returncode, "differ from the golden ones" in done.stdout) == (5, True), done.stdout + done.stderr
 
 
 def test_a_tolerance_beyond_that_of_the_precision_hides_no_other_answers(shipped, benchd, tmp_path):
@@ -304,7 +304,7 @@ def test_code_of_another_machine_runs_only_if_it_is_trusted_and_its_weights_are_
     done = benchd("verify", folder, *SHORT)
     assert (done.returncode, "--trust-code" in done.stderr) == (2, True)
     done = benchd("verify", folder, "--trust-code", *SHORT)
-    assert (done.returncode, "not the golden ones" in done.stdout) == (5, True), done.stdout + done.stderr
+    assert (done.returncode, "differ from the golden ones" in done.stdout) == (5, True), done.stdout + done.stderr
 
 
 def loaded_alone(folder, python):
@@ -332,7 +332,7 @@ def test_load_runs_with_its_packages_alone_and_finds_other_answers(shipped, tmp_
     folder = copy_of(shipped(variant), tmp_path)
     python = installed_alone(folder, tmp_path)
     done = loaded_alone(folder, python)
-    assert (done.returncode, done.stdout) == (0, "the answers are the golden ones\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "the answers match the golden ones\n"), done.stderr
     if variant == "onnxruntime":
         edited(folder, other_weights)
         assert loaded_alone(folder, python).returncode != 0
@@ -344,5 +344,5 @@ def test_a_model_of_the_catalog_loads_with_benchd_installed_and_says_that_it_nee
     limits = ("--max-drop", "5%", "--data", "demo")
     folder = shipped(variant, "snn_onepass", "--option", "time_steps=2", "--weights", "demo", *limits)
     done = loaded_alone(folder, installed_alone(folder, tmp_path))
-    assert (done.returncode, done.stdout) == (0, "the answers are the golden ones\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "the answers match the golden ones\n"), done.stderr
     assert ("benchd itself is needed" in (folder / "LOAD.md").read_text()) == (variant != "onnxruntime-int8")

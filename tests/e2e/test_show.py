@@ -21,7 +21,7 @@ def test_the_printed_command_measures_the_same_case_in_the_same_environment(here
         monkeypatch.delenv(name)
     (first,) = results.read(tmp_path / "out")
     shown = here("benchd", "show", first.case_id, "--results", "out", "--command")
-    assert "a configuration set warm_up_cap_s 0.05, check_images 1, cap_s 0.1" in shown.stderr
+    assert "a configuration file set warm_up_cap_s 0.05, check_images 1, cap_s 0.1" in shown.stderr
     assert shown.stdout.split("bench-once")[1] == f" --case {first.case_id} --records out\n"
     *settings, program, option, case_id, records, folder = shlex.split(shown.stdout)
     for setting in settings:
@@ -63,7 +63,9 @@ def test_the_command_of_an_own_model_says_in_which_folder_it_runs(here, tmp_path
     record = made(case=Case(model="own.net.build"), own=UserModule("net.py:build"), inputs=Inputs(weights="w.pt"))
     (tmp_path / "one.jsonl").write_bytes(encode(record) + b"\n")
     shown = here("benchd", "show", "one.jsonl", "--command")
-    note = "note: own.net.build,eager,b1: run it in the folder of net.py:build, w.pt, because records hold no paths"
+    note = (
+        "note: own.net.build,eager,b1: run it in the folder with net.py:build, w.pt, because records do not store paths"
+    )
     assert note in shown.stderr
 
 

@@ -148,8 +148,8 @@ def test_a_data_file_that_changes_between_two_variants_is_named_and_nothing_ship
 @pytest.mark.parametrize(
     ("does", "options", "words"),
     [
-        slow(DRAWS, [], "other weights: they differ each time it is built, so seed all random numbers"),
-        slow(REPLACES, ["--weights", "own/w.safetensors"], "other weights: w.safetensors was replaced; "),
+        slow(DRAWS, [], "different weights: they differ each time the model is built: seed every random number"),
+        slow(REPLACES, ["--weights", "own/w.safetensors"], "different weights: w.safetensors was replaced; "),
     ],
     ids=["drawn weights", "checkpoint"],
 )
@@ -177,7 +177,7 @@ def test_an_onnx_file_that_is_replaced_between_two_processes_fails_its_case(here
     assert "net.onnx changed" in done.stdout, done.stderr
     (record,) = written(tmp_path)
     assert (record.status, record.timing, len(record.processes)) == ("failed", None, 2)
-    assert record.reason.startswith("other weights: net.onnx changed; ")
+    assert record.reason.startswith("different weights: net.onnx changed; ")
 
 
 def linear(folder, bias):

@@ -70,7 +70,7 @@ def test_two_files_of_results_are_divided_by_the_layers_that_they_hold(here, tmp
     assert [change["name"] for change in comparison["layers"]["changes"]] == ["conv2"]
     again = results_of(tmp_path / "again.jsonl", 4.0)
     refused = here("benchd", "why", str(before), str(again))
-    assert (refused.returncode, refused.stderr.count("no case of both changed beyond noise")) == (2, 1)
+    assert (refused.returncode, refused.stderr.count("no case in both changed beyond noise")) == (2, 1)
 
 
 @pytest.mark.slow

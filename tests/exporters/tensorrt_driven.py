@@ -128,9 +128,9 @@ def test_this_version_is_new_enough():
 
 
 def test_where_cuda_fails_the_builder_and_the_runtime_say_so(tmp_path):
-    with pytest.raises(TensorRtUnavailable, match="TensorRT does not start"):
+    with pytest.raises(TensorRtUnavailable, match="TensorRT cannot start"):
         build(tmp_path)
-    with pytest.raises(TensorRtUnavailable, match="TensorRT does not start"):
+    with pytest.raises(TensorRtUnavailable, match="TensorRT cannot start"):
         Engine(trt, tmp_path / "plan")
 
 
@@ -566,7 +566,7 @@ def test_a_given_plan_is_loaded_and_one_that_is_refused_is_built_once(libraries,
     (tmp_path / "plan").write_bytes(b"of another GPU")
     _, artifact, built, notes = backend._engine(trt, source, onnx, "fp16", 4)
     assert built
-    assert notes[0].startswith("rebuilt, because plan was made by a TensorRT other than")
+    assert notes[0].startswith("rebuilt, because plan was built by a TensorRT other than")
     assert source.built.keys() == {"model.plan", "timing.cache"}
     _, again, built, notes = backend._engine(trt, source, onnx, "fp16", 4)
     assert (again.path, built, notes[0].startswith("rebuilt, ")) == (artifact.path, None, True)
@@ -589,9 +589,9 @@ def test_the_lines_of_load_md_run_a_plan_and_find_other_answers(libraries, tmp_p
     )
     np.savez("golden.npz", **{"input0:images": given, "exact0:logits": 2.0 * given.astype(np.float64)})
     run_text(code)
-    assert (capsys.readouterr().out, libraries.streams) == ("the answers are the golden ones\n", [7])
+    assert (capsys.readouterr().out, libraries.streams) == ("the answers match the golden ones\n", [7])
     np.savez("golden.npz", **{"input0:images": given, "exact0:logits": 3.0 * given.astype(np.float64)})
-    with pytest.raises(AssertionError, match="other answers than the golden ones"):
+    with pytest.raises(AssertionError, match="answers differ from the golden ones"):
         run_text(code)
     Path("model.plan").write_bytes(b"of another GPU")
     with pytest.raises(AssertionError, match="build it again from"):

@@ -57,7 +57,7 @@ def test_a_package_says_what_it_was_compiled_for(package):
     ],
 )
 def test_a_package_with_any_other_part_is_refused_by_name(package, name):
-    with pytest.raises(UsageError, match=r"model\.pt2 is not an AOTInductor package written by benchd: it holds '"):
+    with pytest.raises(UsageError, match=r"model\.pt2 is not an AOTInductor package written by benchd: it has '"):
         aoti.read(package(**{name: b"anything"}))
 
 
@@ -99,7 +99,7 @@ def test_sources_which_name_folders_of_the_machine_are_not_kept(package):
         ({}, ""),
         ({"torch": "2.9.1"}, "torch 2.9.0, not 2.9.1"),
         ({"threads": 4, "gpu": "NVIDIA H200"}, "gpu none, not NVIDIA H200; threads 2, not 4"),
-        ({"cpu": "another"}, "another CPU or instruction set"),
+        ({"cpu": "another"}, "different CPU or instruction set"),
         ({"outputs": []}, ""),
     ],
 )

@@ -380,9 +380,9 @@ def two_files(path):
     ("writer", "error", "message"),
     [
         (lambda path: None, ArtifactError, "wrote nothing"),
-        (lambda path: path.touch(), ArtifactError, "not one file"),
-        (lambda path: path.mkdir(), ArtifactError, "not one file"),
-        (two_files, ArtifactError, "wrote model.onnx, model.txt, not one file model.onnx"),
+        (lambda path: path.touch(), ArtifactError, "instead of one file"),
+        (lambda path: path.mkdir(), ArtifactError, "instead of one file"),
+        (two_files, ArtifactError, "wrote model.onnx, model.txt, instead of one file model.onnx"),
         (full_behind_another_error, ArtifactError, "disk full"),
         (failing, LookupError, "no such op"),
         (not_json, TypeError, "object"),

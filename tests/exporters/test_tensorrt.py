@@ -110,7 +110,7 @@ class NotStarting:
 
 def test_a_tensorrt_that_does_not_start_cannot_run_here_and_no_other_build_is_tried(tmp_path):
     build = {"workspace_bytes": None, "timing_cache": tmp_path / "times", "precision": "fp16"}
-    told = "TensorRT does not start: CUDA initialization failure with error: 35$"
+    told = "TensorRT cannot start: CUDA initialization failure with error: 35$"
     with pytest.raises(tensorrt.TensorRtUnavailable, match=told):
         tensorrt.build(NotStarting(), tmp_path / "model.onnx", tmp_path / "plan", BatchRange(1, 1, 1), **build)
     with pytest.raises(tensorrt.TensorRtUnavailable, match=told):

@@ -73,7 +73,7 @@ def test_the_digits_that_ship_take_the_shape_of_the_model():
     assert larger.images.shape == (2, 1, 224, 224)
     assert larger.of.why_unlabelled(10) is None
     assert "demo has 10 classes, but the model has 1000" in larger.of.why_unlabelled(1000)
-    with pytest.raises(DataError, match="reads no images"):
+    with pytest.raises(DataError, match="does not take images"):
         open_set("demo", (64, 64))
 
 
@@ -112,7 +112,7 @@ def test_a_model_that_is_not_square_gets_a_cut_of_its_own_shape(tmp_path):
 
 def test_a_model_of_one_channel_needs_preprocessing_of_its_own(tmp_path):
     write_image_folder(tmp_path, {"a": 1})
-    with pytest.raises(DataError, match="reads 1x8x8: give the module an attribute `preprocess`"):
+    with pytest.raises(DataError, match="takes 1x8x8: give the module an attribute `preprocess`"):
         open_set(f"imagefolder:{tmp_path}", (1, 8, 8))
 
     def grey(picture):

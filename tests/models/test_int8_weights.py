@@ -78,7 +78,7 @@ def test_int8_is_refused_by_name(monkeypatch):
     with pytest.raises(Unavailable, match="vim_tiny has no int8 kernels: our kernels convolve only the integers"):
         catalog.build("vim_tiny", kernels="custom-int8")
     for model in INT8:
-        with torch.device("meta"), pytest.raises(Unavailable, match=f"{model} has custom-int8 kernels for a CPU only"):
+        with torch.device("meta"), pytest.raises(Unavailable, match=f"{model} has custom-int8 kernels for CPUs only"):
             catalog.build(model, kernels="custom-int8")
     monkeypatch.setattr(native, "paths", tuple)
     for model in INT8:

@@ -154,14 +154,17 @@ def test_spiking_neurons_show_their_spikes(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (chain({"type": "Sigmoid"}), "node n0 has the type Sigmoid, which benchd does not know; it knows Affine,"),
+        (
+            chain({"type": "Sigmoid"}),
+            "node n0 has the type Sigmoid, which benchd does not support; it supports Affine,",
+        ),
         (chain(neuron("LIF", tau=np.full(3, 1e-4))), "tau 0.0001 is shorter than the time step 0.001"),
         (chain({"type": "Linear"}), r"node n0 \(Linear\): it lacks 'weight'"),
         (chain({"type": "Linear", "weight": np.ones((2, 4))}), "its nodes do not fit together"),
         (chain({"type": "Scale", "scale": np.array([1.0, np.inf, 1.0])}), "scale has values that are not finite"),
         (chain({"type": "Delay", "delay": np.array([-1.0])}), "a delay of -1 is outside 0 to"),
-        (graph({}, "input gone, gone output"), "from or to gone, and there is no such node"),
-        (graph({"n": neuron("IF")}, "input n, n n"), "nothing leads from the Input to the Output"),
+        (graph({}, "input gone, gone output"), "begins or ends at gone, and there is no such node"),
+        (graph({"n": neuron("IF")}, "input n, n n"), "no path leads from the Input to the Output"),
         (
             graph({"n": neuron("IF"), "m": neuron("IF")}, "input n, n output, m n"),
             "node m receives nothing from the Input",
@@ -204,8 +207,8 @@ def test_a_file_reads_nothing_but_itself(tmp_path):
     for change, words in {
         external: "weight is a link",
         soft: "weight is a link",
-        stored_elsewhere: "the data of weight are in another file",
-        virtual: "the data of weight are in another file",
+        stored_elsewhere: "the data of weight is in a different file",
+        virtual: "the data of weight is in a different file",
     }.items():
         path = write(tmp_path / "net.nir", chain({"type": "Linear"}))
         with h5py.File(path, "a") as file:

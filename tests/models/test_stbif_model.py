@@ -518,7 +518,7 @@ def test_a_folded_net_whose_codes_fit_no_byte_is_equal_too(monkeypatch):
 
 
 def test_a_custom_qann_is_refused_without_the_instructions_and_for_a_gpu(monkeypatch):
-    with torch.device("meta"), pytest.raises(Unavailable, match="qann_resnet18 has custom kernels for a CPU only"):
+    with torch.device("meta"), pytest.raises(Unavailable, match="qann_resnet18 has custom kernels for CPUs only"):
         fold(small_qann(), "qann_resnet18")
     monkeypatch.setattr(native, "paths", tuple)
     with pytest.raises(Unavailable, match="need a CPU with AMX, VNNI or Arm's dot product of bytes"):

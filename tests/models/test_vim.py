@@ -440,11 +440,11 @@ def test_the_positions_of_the_options_are_accepted():
         with torch.device("meta"):
             state = Vim(num_classes=7, **options).state_dict()
         assert shape_from(state, options | {"num_classes": 1000}) == {"num_classes": 7}
-        with pytest.raises(WeightsError, match=r"head\.weight has 7 classes, not 8; leave num_classes out"):
+        with pytest.raises(WeightsError, match=r"num_classes=8, but head.weight has 7; leave num_classes out"):
             shape_from(state, options | {"num_classes": 8})
 
 
-NO_SQUARE = "make 14x14+1; no option makes a count that is not N x N + 1"
+NO_SQUARE = "make 14x14+1; no option gives a count that is not N x N + 1"
 
 
 @pytest.mark.parametrize(

@@ -130,8 +130,8 @@ def test_a_saved_program_is_told_from_a_damaged_file(tmp_path):
     ("weight", "words"),
     [
         (torch.full((3, 2), math.nan), "1 with NaN in them: weight$"),
-        (torch.ones(3, 2, dtype=torch.int64), "1 of another number type: weight int64$"),
-        (torch.ones(3, 2, dtype=torch.complex64), "1 of another number type: weight complex64$"),
+        (torch.ones(3, 2, dtype=torch.int64), "1 of a different number type: weight int64$"),
+        (torch.ones(3, 2, dtype=torch.complex64), "1 of a different number type: weight complex64$"),
     ],
     ids=["nan", "int64", "complex64"],
 )
@@ -162,7 +162,7 @@ def test_what_does_not_fit_is_listed_with_counts_and_shapes(tmp_path, state):
     assert message.startswith(f"{tmp_path / 'w.pth'} does not fit vim_tiny: 6 missing: layers.0.mixer.A_b_log, ")
     assert "layers.4.mixer.A_b_log, ...;" in message
     assert "1 unexpected: layers.0.mixer.A_log_b;" in message
-    assert message.endswith("1 of another shape: norm_f.weight (7,) instead of (192,)")
+    assert message.endswith("1 of a different shape: norm_f.weight (7,) instead of (192,)")
 
 
 @pytest.mark.parametrize("key", ["head.weight", "pos_embed"])
@@ -179,7 +179,9 @@ def test_a_damaged_geometry_is_a_weights_error(tmp_path, state, key, shape):
 def test_nothing_changes_where_the_state_does_not_fit(tensors):
     module = nn.Linear(2, 3)
     before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
-    with pytest.raises(WeightsError, match=r"1 missing: bias; 1 of another shape: weight \(1, 2\) instead of \(3, 2\)"):
+    with pytest.raises(
+        WeightsError, match=r"1 missing: bias; 1 of a different shape: weight \(1, 2\) instead of \(3, 2\)"
+    ):
         weights.apply(module, {"weight": torch.ones(1, 2)})
     with pytest.raises(WeightsError, match=r"^1 missing: bias$"):
         weights.apply(module, {"weight": torch.ones(3, 2)})

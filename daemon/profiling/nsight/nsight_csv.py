@@ -38,7 +38,7 @@ def systems(text: str, report: str) -> NsightSystems:
     rows = list(_nsys_rows(text))
     kernels = [_nsys_kernel(row) for row in rows if "Name" in row and "Instances" in row]
     if not kernels:
-        raise Unsupported(f"nsys recorded no kernel: {COUNTERS_CURE}{last_words(text)}")
+        raise Unsupported(f"nsys recorded no kernels: {COUNTERS_CURE}{last_words(text)}")
     return NsightSystems(
         report=report,
         kernels=kernels,
@@ -105,7 +105,7 @@ def compute(text: str, report: str) -> NsightCompute:
         launch = _ncu_launch(cells, units)
         by_name.setdefault(launch.name, []).append(launch)
     if not by_name:
-        raise Unsupported(f"ncu counted no kernel{last_words(text)}")
+        raise Unsupported(f"ncu counted no kernels{last_words(text)}")
     rows = map(_together, by_name.values())
     return NsightCompute(report=report, kernels=sorted(rows, key=lambda row: -row.total_ns))
 
@@ -129,10 +129,10 @@ def _ncu_launch(cells: dict[str, str], units: dict[str, str]) -> KernelRow:
     """Return one launch as a row; values that this GPU does not count are None."""
     for metric, known in _BASE_UNITS.items():
         if units.get(metric, known[0]) not in known:
-            raise Unsupported(f"ncu gave {metric} in {units[metric]!r}, not in {known[0]}")
+            raise Unsupported(f"ncu reported {metric} in {units[metric]!r}, not in {known[0]}")
     ns = _counted(cells, _DURATION)
     if ns is None:
-        raise Unsupported(f"ncu gave no {_DURATION} for {cells['Kernel Name']}")
+        raise Unsupported(f"ncu reported no {_DURATION} for {cells['Kernel Name']}")
     registers, *shared = (_counted(cells, metric) for metric in (_REGISTERS, *_SHARED))
     tensor = [count for count in (_counted(cells, metric) for metric in _TENSOR_CORES) if count is not None]
     return KernelRow(

@@ -46,5 +46,5 @@ def _table(section: Section) -> str:
     lines = markdown_table(section.headings, section.rows[:limit], section.words)
     hidden = len(section.rows) - limit
     note = [escaped(section.note)] * bool(section.note)
-    more = [f"{hidden} more are in profile.json."] * (hidden > 0)
+    more = [f"More rows in profile.json: {hidden}."] * (hidden > 0)
     return "\n\n".join([f"## {section.title}", *note, "\n".join(lines), *more])

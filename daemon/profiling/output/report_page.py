@@ -61,7 +61,7 @@ def _icicle(profile: Profile) -> Chart:
         "text": [f"{figure(frame.ns, 1e-6)} ms" for frame in frames],
     }
     whose = "the device" if profile.torch and profile.torch.device_ns else "the host"
-    note = f"The median step in time of {whose}, each call below its caller; click on a call to zoom in."
+    note = f"The median step in time of {whose}, each call below its caller; click a call to zoom in."
     return {"title": "Where the time goes", "note": note, "data": [icicle] if frames else [], "layout": {}}
 
 
@@ -70,7 +70,7 @@ def _layers(profile: Profile) -> Chart:
     floors = [f"{figure(row.x_of_floor)}x of floor ({row.binding})" if row.x_of_floor else "" for row in rows]
     bars = {"type": "bar", "y": [row.name for row in rows], "x": [row.ns / 1e6 for row in rows], "text": floors}
     layout = {"xaxis": _axis("ms"), "yaxis": {}}
-    note = "Each layer is timed with a synchronisation around it; its multiple of the roofline minimum is next to it."
+    note = "Each layer is timed with a synchronisation around it; beside it is its multiple of the roofline minimum."
     return {"title": "Layers", "note": note, "data": [bars] if rows else [], "layout": layout}
 
 

@@ -342,11 +342,11 @@ def _break_even(even: BreakEven) -> Section:
     notes = [f"{_crossed('time', even.time, steps)}, which is {even.ann} in the same variant."]
     notes += [f"{_crossed('energy', even.energy, steps)}."] if even.energy else []
     halves = " and ".join("none" if half.rate is None else f"{half.rate:.3g}" for half in even.halves)
-    off = "" if even.halves_differ is None else f", which differ by {even.halves_differ:.2%} of the time"
-    notes += [f"From every other rate: {halves}{off}. The interval is from {even.processes} processes."]
+    off = "" if even.halves_differ is None else f", where the times differ by {even.halves_differ:.2%}"
+    notes += [f"Every second rate alone gives {halves}{off}. The interval is from {even.processes} processes."]
     notes += [
-        f"With its own spikes it fires at {even.own.rate:.3g} and takes {even.own.ratio:.3g} of that time; the curve "
-        f"predicts {even.predicted:.3g} for this rate."
+        f"With its own spikes it fires at {even.own.rate:.3g} and takes {even.own.ratio:.3g} times as long as its ANN; "
+        f"the curve predicts {even.predicted:.3g} at this rate."
     ]
     return _table("Break-even", " ".join(notes), RATES, even.points)
 
@@ -356,7 +356,7 @@ def _crossed(what: str, crossing: Crossing, time_steps: int) -> str:
     if crossing.rate is None:
         return f"At every firing rate its {what} is {crossing.answer.removeprefix('always ')} than its ANN's"
     interval = "" if crossing.low is None else f" [{crossing.low:.3g}, {crossing.high:.3g}]"
-    without = f" ({crossing.without:.0%} of the draws do not cross)" if crossing.without else ""
+    without = f" (in {crossing.without:.0%} of resamples the curves do not cross)" if crossing.without else ""
     return (
         f"It takes the same {what} as its ANN at {crossing.rate:.3g}{interval} spikes per neuron per step, "
         f"{crossing.rate * time_steps:.3g} per inference{without}"
@@ -376,7 +376,7 @@ def _run_taken(layers: LayersProfile) -> str:
     parts, run, added = (
         figure(ns, 1e-6) for ns in (layers.synchronised_ns, layers.fused_ns, layers.synchronised_ns - layers.fused_ns)
     )
-    variation = f"Variation over {len(layers.run_ns)} runs: {_percent(layers.variation)} %."
+    variation = f"Variation between {len(layers.run_ns)} runs: {_percent(layers.variation)} %."
     if layers.timed_by:
         return (
             f"Timed by {layers.timed_by} itself, whose layers may each combine several of the model's: they take "

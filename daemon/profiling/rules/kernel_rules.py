@@ -125,7 +125,7 @@ def low_occupancy(profile: Profile) -> Finding | None:
         ],
         advice="The grid is too small: use a larger batch, or split the work into more blocks."
         if few_blocks
-        else "Use fewer registers, less shared memory or another block size: more warps hide memory latency.",
+        else "Use fewer registers, less shared memory or a different block size: more warps hide memory latency.",
         expected=1 - part.of_step * empty,
         variant=profile.case.variant.name if few_blocks else remedies.changed(profile, kernels="custom"),
         batch_size=4 * profile.case.batch_size if few_blocks else None,
@@ -151,12 +151,12 @@ def no_tensor_cores(profile: Profile) -> Finding | None:
     if part.share < 0.1 or profile.case.variant.precision != "fp32":
         return None
     with_counters = sum(row.name in counted for row in plain)
-    mixed = f"{with_counters} identified by counters and {len(plain) - with_counters} by name"
-    by = {0: "judging by the kernels' names", len(plain): "by counters"}.get(with_counters, mixed)
+    mixed = f"{with_counters} of them identified by counters and {len(plain) - with_counters} by name"
+    by = {0: "judging by the kernels' names", len(plain): "according to hardware counters"}.get(with_counters, mixed)
     return Finding(
         rule="no_tensor_cores",
         title="Matrix products in fp32 run without tensor cores",
-        evidence=[f"{percent(part.share)} of the work is matrix products without tensor cores, {by}", *part.lines],
+        evidence=[f"{percent(part.share)} of the work is matrix products that use no tensor cores, {by}", *part.lines],
         advice="Tensor cores need fp16 or bf16: use half precision, or amp if weights must stay in fp32.",
         expected=1 - part.of_step * (1 - 1 / _TENSOR_CORE_SPEED),
         variant=remedies.changed(profile, precision="fp16"),
@@ -252,9 +252,9 @@ def neurons(profile: Profile) -> Finding | None:
     shapes = [f"{row.name}{_launched(row.kernel)}" for row in part.rows[:3] if row.kernel]
     return Finding(
         rule="neurons",
-        title="The kernels of the neurons dominate",
+        title="Neuron kernels dominate",
         evidence=[f"{percent(part.share)} of the work", *part.lines, *shapes],
-        advice="They are limited by memory bandwidth: half precision halves the bytes of the currents that they read.",
+        advice="They are limited by memory bandwidth: half precision halves the bytes of input current that they read.",
         expected=1 - part.of_step / 2,
         variant=variant,
     )

@@ -80,7 +80,7 @@ def synchronization(profile: Profile) -> Finding | None:
     worst = sorted(calls, key=lambda call: -call.idle_after_ns)[:3]
     return Finding(
         rule="synchronization",
-        title="The host waits for the GPU, and then the GPU for the host",
+        title="The host waits for the GPU, then the GPU waits for the host",
         evidence=[
             f"the GPU idles {percent(idle)} of the time after such calls",
             *_waits(worst, evidence.steps(profile)),
@@ -129,7 +129,7 @@ def unsteady(profile: Profile) -> Finding | None:
         rule="unsteady",
         title="Runs of the same work differ",
         evidence=[f"variation {percent(variation)} over {runs}"],
-        advice="Check for other load, changing clocks and temperature first, then profile again.",
+        advice="First rule out other running programs, changing clocks and high temperature; then profile again.",
     )
 
 

@@ -177,8 +177,8 @@ class Trace(Struct, frozen=True, kw_only=True):
             return None
         launches = sum("Launch" in call.name for call in self.runtime_calls)
         return (
-            f"the trace has {launches} launches but no kernels: CUPTI was not allowed to read the GPU or belongs to "
-            f"another CUDA; {COUNTERS_CURE}, and remove other CUDA versions from LD_LIBRARY_PATH"
+            f"the trace has {launches} launches but no kernels: CUPTI was not allowed to read the GPU or comes "
+            f"from a different CUDA version; {COUNTERS_CURE}, and remove other CUDA versions from LD_LIBRARY_PATH"
         )
 
 
@@ -323,7 +323,7 @@ def _split_head(read_some: Callable[[int], bytes]) -> tuple[_File, bytes]:
         buffer += piece
         if match := _FIRST_EVENT.search(buffer):
             return _FILE.decode(buffer[: match.start()].rstrip().rstrip(b",") + b"}"), buffer[match.end() :]
-    raise msgspec.DecodeError("it holds no traceEvents" if buffer.strip() else "it is empty")
+    raise msgspec.DecodeError("it contains no traceEvents" if buffer.strip() else "it is empty")
 
 
 def _split_complete(buffer: bytes) -> tuple[list[_Event], bytes]:

@@ -228,7 +228,7 @@ class _Bridge:
             self._heard_s = now_s
             self._patience_s = max(3.0 * readings[-1].interval_s, SILENCE_S)
         elif now_s - self._heard_s > self._patience_s:
-            self._end(f"gave no reading for {self._patience_s:g} s")
+            self._end(f"sent no reading for {self._patience_s:g} s")
         return readings
 
     def _end(self, what: str) -> None:

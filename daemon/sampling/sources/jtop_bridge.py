@@ -137,7 +137,7 @@ def _reason(error: Exception) -> str:
         install = f"sudo {sys.executable} -m pip install jetson-stats"
         # for example on JetPack 7 (jetson_stats 880)
         if Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED").exists():
-            install = "pip may not write there, and its scripts/upgrade-jtop.sh makes an environment of its own"
+            install = "pip cannot write there, and its scripts/upgrade-jtop.sh creates its own environment"
         return f"jetson-stats is not installed for this Python: {install}; or give the one that has it as jtop=PYTHON"
     if isinstance(cause, (FileNotFoundError, ConnectionRefusedError)):
         return "the jtop service is not running: sudo systemctl restart jtop.service"

@@ -412,7 +412,7 @@ class Gpm:
                 return f"{gpu.uuid} has no GPM counters (Hopper and newer only)"
             self._begin(gpu)
         except gpu.error as error:
-            return f"{gpu.uuid} gives no GPM counters: {error}"
+            return f"{gpu.uuid} does not report GPM counters: {error}"
         return None
 
     def _begin(self, gpu: _Gpu) -> None:

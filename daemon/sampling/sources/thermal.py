@@ -33,7 +33,7 @@ class Thermal:
             except (OSError, ValueError):
                 continue
             self._zones[rail] = file
-        return None if readable else f"no thermal zone in {self._folder} gives a temperature"
+        return None if readable else f"no thermal zone in {self._folder} reports a temperature"
 
     def sample(self) -> Iterator[Sample]:
         """Yield the current temperatures; finally raise OSError listing the zones that failed."""

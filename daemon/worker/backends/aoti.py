@@ -30,14 +30,16 @@ _NO_COMPILER = "an AOTInductor package is compiled by a C++ compiler: install g+
 def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
     """Return the package, ready to run; it is compiled if the store has none for this torch and this machine."""
     if getattr(source.module, "encoding", None) == "rate":
-        raise Unsupported("a model that draws random numbers is not exported: use compile")
+        raise Unsupported("a model that draws random numbers cannot be exported: use compile")
     start = time.monotonic()
     artifact, build_s, notes = _package(source, precision, device, example)
     loader = torch._C._aoti.AOTIModelPackageLoader(str(artifact.path), "model", False, 1, _index(device))
     source.built[PACKAGE] = artifact.path
     made = aoti.read(artifact.path)
     if source.kernels != "torch":
-        notes.append(f"custom kernels in it: {', '.join(f'{count} {name}' for name, count in made.ops.items())}")
+        notes.append(
+            f"custom kernels in the package: {', '.join(f'{count} {name}' for name, count in made.ops.items())}"
+        )
     facts = RuntimeFacts(
         provider=f"AOTInductor of torch {torch.__version__}",
         threads=torch.get_num_threads(),
@@ -109,7 +111,7 @@ def _compile(
             program = torch.export.export(InTuple(module), given, strict=False)
             ops = _ours(program)
             if source.kernels != "torch" and not ops:
-                raise Unsupported("the graph that torch exports calls no custom kernels: use custom-compile")
+                raise Unsupported("the exported graph does not call any custom kernels: use custom-compile")
             made = msgspec.structs.replace(wanted, outputs=outputs, ops=ops)
             settings = {"aot_inductor.metadata": aoti.metadata(made)}
             torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)

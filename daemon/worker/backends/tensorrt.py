@@ -93,8 +93,8 @@ def _refuse_open(source: Source) -> None:
 
     if names := user_onnx.open_inputs(source.own):
         raise Unsupported(
-            f"{source.own.name} has open sizes other than the batch in {', '.join(names)}: export it with fixed sizes, "
-            "or use onnxruntime"
+            f"{source.own.name} has dynamic sizes other than the batch in {', '.join(names)}: export it with fixed "
+            "sizes, or use onnxruntime"
         )
 
 

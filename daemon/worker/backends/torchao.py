@@ -30,7 +30,7 @@ _IN_INT8 = ("onednn::qconv", "onednn::qlinear")
 def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
     """Return the compiled quantised graph; raise Unsupported unless every layer quantised to int8 runs in int8."""
     if getattr(source.module, "encoding", None) == "rate":
-        raise Unsupported("a model that draws random numbers is not exported for torchao: use onnxruntime-int8")
+        raise Unsupported("a model that draws random numbers cannot be exported for torchao: use onnxruntime-int8")
     pt2e, start, inputs = _quantiser(), time.monotonic(), values(example)
     try:
         prepared = pt2e.Prepared(source.module, inputs)

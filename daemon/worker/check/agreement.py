@@ -241,7 +241,7 @@ def judge(exact: Observation, observed: Observation, limits: Bounds, rule: Rule)
     broken, wrong = _broken(paths), _wrong(every) or _disagrees(classes, _images(exact), rule)
     unclear = _unclear(paths)
     if wrong and rule.format == "int8" and not rule.trained:
-        unclear = "the answers of random weights are too close together to judge int8"
+        unclear = "with random weights, the answers are too close together to judge int8"
     is_constant = all(path.bound.spread <= CONSTANT for path in paths)
     notes = [wrong, unclear, SAME_ANSWERS if is_constant else "", *(path.small for path in paths)]
     return Check(
@@ -277,7 +277,7 @@ def _disagrees(classes: Mapping[str, Any], images: int, rule: Rule) -> str:
     agreeing = decided - (classes["argmax_disagreements"] - classes["tie_disagreements"])
     if classes["commonest_class_share"] > COMMONEST_CLASS or _chance(decided - agreeing, decided) >= INT8_CHANCE:
         return ""
-    return f"its class is float64's for only {agreeing} of {decided} images"
+    return f"its class matches float64's for only {agreeing} of {decided} images"
 
 
 def _chance(differing: int, images: int) -> float:
@@ -451,7 +451,7 @@ def _undefined(exact: Observation) -> str:
         count = int((np.isnan(rows).any(axis=1) | (np.isinf(rows).all(axis=1) & (rows.shape[1] > 0))).sum())
         if count:
             whose = f"{count} of {len(values)}"
-            return f"{_named(name)} is not finite in float64 itself for {whose}: give other inputs or weights"
+            return f"{_named(name)} is not finite in float64 itself for {whose}: give different inputs or weights"
     return ""
 
 

@@ -163,7 +163,7 @@ def _undefined(workload: Workload, job: Job) -> str:
         for place, spec in enumerate(workload.facts.inputs, 1)
         if spec.span == (0, 1) and "int" in (spec.dtype or "") and not is_mask(spec.name) and spec.name not in said
     ]
-    return f"{', '.join(drawn)}: only 0 and 1; for other numbers give --input NAME=TYPE:SIZES:LOW-HIGH" if drawn else ""
+    return f"{', '.join(drawn)}: drawn as 0 or 1; for a range, give --input NAME=TYPE:SIZES:LOW-HIGH" if drawn else ""
 
 
 def _note(job: Job) -> str:

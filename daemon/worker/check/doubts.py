@@ -27,7 +27,7 @@ def found(loaded: Loaded, right: Truth, exact: Observation, observed: Observatio
     firm = truth.unmoved(right, off)
     drawn = f"{truth.EXCUSES} draws of {truth.EXCUSE_TIMES:g} times its rounding"
     return (
-        f"image {firm[0]} is off, but its float64 answer does not move in {drawn} ({len(firm)} such images)"
+        f"image {firm[0]} is off, but its float64 answer does not move that far in {drawn} ({len(firm)} such images)"
         if firm
         else ""
     )

@@ -43,14 +43,14 @@ def _refuse_wide(shipped: Manifest) -> None:
     for name, tolerance in shipped.golden.tolerances.items():
         if tolerance > cap:
             raise UnfitModel(
-                f"{NOT_GOLDEN}: its {MANIFEST} lets {name} be off by {tolerance:.2g}, but {in_format} allows {cap:.2g}"
+                f"{NOT_GOLDEN}: its {MANIFEST} lets {name} be off by {tolerance:.2g}, but {in_format} permits {cap:.2g}"
             )
 
 
 def _refuse(golden: Golden, rows_off: Mapping[str, int], worst: Mapping[str, float]) -> None:
     for name, count in rows_off.items():
         if count > golden.rows_off:
-            by = f"off by {worst[name]:.2g} of the largest one" if name in worst else "NaN or infinite"
+            by = f"off by {worst[name]:.2g} of the largest answer" if name in worst else "NaN or infinite"
             raise UnfitModel(
                 f"{NOT_GOLDEN}: {name} is {by}, in {count} of {golden.rows} inputs beyond {golden.tolerances[name]:.2g}"
             )

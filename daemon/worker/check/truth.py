@@ -121,7 +121,7 @@ def unmoved(right: Truth, off: NDArray[np.bool_], times: float = EXCUSE_TIMES) -
         for trial in range(EXCUSES):
             if not left.any():
                 break
-            what = f"whether rounding explains what is off, {trial + 1} of {EXCUSES}"
+            what = f"whether rounding explains the errors, {trial + 1} of {EXCUSES}"
             noisy = right.reference.noisy(rule.format, NOISE[0] + trial, rows, what, times)
             left = left & ~agreement.off(exact, noisy, right.limits, rule)
         return {"unmoved": left.any(axis=1)}

@@ -40,7 +40,7 @@ COMPONENTS = (segments.RESET, segments.ENCODING, segments.RESHAPING, segments.FO
 IDLE = {
     "Model_Reset": "no state outlives a forward pass, so there is nothing to reset",
     "Time_Encoding": "the model has no time steps to encode for",
-    "Input_Reshaping": "reshaping the input costs no work",
+    "Input_Reshaping": "reshaping the input takes no work",
     "Output_Processing": "the output is the last layer's",
 }
 
@@ -129,7 +129,7 @@ def _rows(runs: Sequence[Mapping[str, float]]) -> list[LayerRow]:
 def require_modules(work: Work) -> None:
     """Raise Unsupported unless the modules of the work run one by one, without gradients."""
     if work.job.workload == "train":
-        raise Unsupported("this needs a forward pass without gradients: profile the workload forward or eval")
+        raise Unsupported("this needs a forward pass without gradients: use --workload forward or eval")
     if work.job.case.variant.backend != "eager":
         raise Unsupported(
             f"the modules of {work.job.case.variant.name} do not run one by one: profile eager, fp16, amp, custom or "
@@ -215,11 +215,11 @@ def _notes(work: Work, components: Iterable[LayerRow], layers: Iterable[LayerRow
     for row in components:
         if not row.ns:
             yield f"{row.name}: {IDLE[row.name]}."
-    yield "Memory_Profiling_Run is an empty range: use the method memory."
-    yield "Bytes count each part as a separate step: its parameters, inputs and outputs, once each."
-    yield "For an embedding table they count the rows read; a part that only passes on its input counts none."
+    yield "Memory_Profiling_Run is an empty range: use --method memory."
+    yield "Bytes are counted as if each part ran alone: its parameters, inputs and outputs, once each."
+    yield "Of an embedding table, only the rows read count; a part that only passes on its input has none."
     if any(row.x_of_floor is not None and row.x_of_floor < 1 for row in layers):
-        yield "A part below its floor has its data in the caches, unlike the probes, or skips zeros."
+        yield "A part below its floor finds its data in the caches, unlike the probes, or skips zeros."
     yield from _model_notes(work.module, work.job.case.variant.precision in spikes.JOULES)
 
 
@@ -227,7 +227,7 @@ def _model_notes(module: nn.Module, has_energy_model: bool) -> Iterator[str]:
     if isinstance(module, Vim):
         yield "The layers' FLOPs come from formulas. A scan includes delta's projection, both directions and the gate."
         return
-    yield "FLOPs count the observed products, including taps on padding; those of neurons come from formulas."
+    yield "FLOPs are those of the products observed, including taps on padding; for neurons they come from formulas."
     if isinstance(module, SpikingNetwork):
         yield "Time_Encoding is inside the forward pass, after conv1, which sees one image for all time steps."
     if isinstance(module, OnePass | SpikingNetwork):

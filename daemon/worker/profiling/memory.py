@@ -213,7 +213,7 @@ def _allocation(nesting: Nesting, block: HeldMemory) -> Allocation:
 def _snapshot(work: Work) -> str | None:
     """Write the allocator's snapshot of one more step, for https://docs.pytorch.org/memory_viz, and return its name."""
     if work.device.type != "cuda":
-        work.missing["snapshot"] = "only the CUDA allocator writes one"
+        work.missing["snapshot"] = "only the CUDA allocator can write a snapshot"
         return None
     try:
         torch.cuda.memory._record_memory_history()
@@ -221,6 +221,6 @@ def _snapshot(work: Work) -> str | None:
         torch.cuda.memory._dump_snapshot(str(Path(work.job.output) / SNAPSHOT))
         torch.cuda.memory._record_memory_history(enabled=None)
     except (AttributeError, RuntimeError, OSError) as error:  # both functions are private to torch
-        work.missing["snapshot"] = f"torch {torch.__version__} wrote none: {error}"
+        work.missing["snapshot"] = f"torch {torch.__version__} could not write one: {error}"
         return None
     return SNAPSHOT

@@ -51,7 +51,7 @@ def profiled(output: str | Path, *modules: nn.Module, steps: int = 3, warm_up: i
     """
     path = Path(output) / TRACE
     if path.exists():
-        raise UsageError(f"{path} already exists: choose another folder")
+        raise UsageError(f"{path} already exists: choose a different folder")
     path.parent.mkdir(parents=True, exist_ok=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with module_ranges(modules), _recorded(path, device, warm_up, steps) as profiler:
@@ -67,7 +67,7 @@ def activities(device: str) -> list[ProfilerActivity]:
     if device != "cuda":
         return [ProfilerActivity.CPU]
     if ProfilerActivity.CUDA not in supported_activities():
-        raise Unsupported(f"torch {torch.__version__} is built without CUPTI: its profiler sees no kernel")
+        raise Unsupported(f"torch {torch.__version__} was built without CUPTI: its profiler cannot record kernels")
     return [ProfilerActivity.CPU, ProfilerActivity.CUDA]
 
 

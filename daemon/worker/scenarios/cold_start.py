@@ -19,7 +19,7 @@ class ColdStart(Scenario):
         process.timing = timings.timing([taken_ns], None, taken_ns)
         run.take_peaks()
         run.outcome.flags.append("rss_peak_since_start")
-        run.outcome.missing["probes"] = "a cold start is not compared with a floor"
+        run.outcome.missing["probes"] = "no floor is computed for a cold start"
         return []
 
 

@@ -28,4 +28,4 @@ def test_a_file_for_tls_is_refused_without_a_broker(line, option, tmp_path, monk
     with pytest.raises(SystemExit) as end:
         cli.benchd()
     assert end.value.code == 2
-    assert f"{option}: for a broker only; add --mqtt mqtts://HOST" in capsys.readouterr().err
+    assert f"{option} only applies to a broker; add --mqtt mqtts://HOST" in capsys.readouterr().err

@@ -68,10 +68,10 @@ def filled(folder, model="vim_tiny", measured=MEASURED, size=1_234_567):
             "--weights nowhere.pth: expected demo, or an existing file for one model",
         ),
         ({"inputs": Inputs(weights=__file__), "models": ["vim_tiny", "vim_small"]}, "an existing file for one model"),
-        ({"out": "net.onnx", "batches": [1, None]}, "--output net.onnx: give a folder for engines"),
-        ({"out": "net.onnx", "precisions": ["fp32", "fp16"]}, "--output net.onnx: give a folder for engines"),
-        ({"out": "net.onnx", "options": {"time_steps": ["2", "4"]}}, "--output net.onnx: give a folder for engines"),
-        ({"out": "net.onnx", "to": "tensorrt"}, "--output net.onnx: give a folder for engines"),
+        ({"out": "net.onnx", "batches": [1, None]}, "--output net.onnx: engines, or several files"),
+        ({"out": "net.onnx", "precisions": ["fp32", "fp16"]}, "--output net.onnx: engines, or several files"),
+        ({"out": "net.onnx", "options": {"time_steps": ["2", "4"]}}, "--output net.onnx: engines, or several files"),
+        ({"out": "net.onnx", "to": "tensorrt"}, "--output net.onnx: engines, or several files"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_done(fields, reason, state):

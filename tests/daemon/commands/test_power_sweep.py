@@ -183,4 +183,4 @@ def test_a_mode_that_was_shipped_before_the_interruption_is_left_out(board, tmp_
     assert lines(board.measured) == ["2"]
     with pytest.raises(UsageError) as refused:
         run(["15W"], measure(board), out, board.root, made)
-    assert str(refused.value) == f"{there} already exist; delete them to rebuild"
+    assert str(refused.value) == f"already built: {there}; delete to rebuild"

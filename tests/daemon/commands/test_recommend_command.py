@@ -16,12 +16,12 @@ def test_training_beside_inference_is_named_as_left_out(tmp_path, capsys):
     with pytest.raises(typer.Exit) as end:
         recommend.recommend(files=[tmp_path])
     assert end.value.exit_code == 0
-    assert capsys.readouterr().err == "not vim_tiny,eager,b1,training: training is not shipped\n"
+    assert capsys.readouterr().err == "ignoring vim_tiny,eager,b1,training: training cannot be shipped\n"
 
 
 @pytest.mark.parametrize("streams", [0, -3])
 def test_no_streams_are_refused(streams):
-    with pytest.raises(UsageError, match=f"--streams {streams}: at least 1"):
+    with pytest.raises(UsageError, match=f"--streams {streams}: must be at least 1"):
         recommend.recommend(files=[], rates_hz="30Hz", deadline_ms="33ms", streams=streams)
 
 

@@ -313,7 +313,7 @@ def test_a_broker_that_acknowledges_nothing_is_left_and_tried_again(mosquitto, d
     monkeypatch.setattr(link_module, "SILENT_S", 1.0)
     with proxying(mosquitto, forget_acknowledgements) as proxy, linked(proxy, device_id, tmp_path) as (link, _):
         add(link, device_id, "r1", "r2")
-        wait_for(lambda: "acknowledges nothing" in (link.state.reason or ""))
+        wait_for(lambda: "does not acknowledge anything" in (link.state.reason or ""))
         proxy.fault = forward
         add(link, device_id, "later")
         wait_for(lambda: progress(link) == (3, 0))

@@ -74,7 +74,7 @@ def test_a_line_that_a_crash_has_torn_is_set_aside_and_named_and_what_comes_afte
         assert numbers(log) == [*((n, f"r{n}") for n in range(1, kept + 1)), (kept + 1, "next")]
         aside = cut.with_name("records.jsonl.damaged")
         assert (aside.read_bytes() if aside.exists() else b"") == (torn + b"\n" if torn else b"")
-        wanted = f"{cut}: the last line was cut off, as by a power cut, and is now in records.jsonl.damaged"
+        wanted = f"{cut}: the last line was truncated, perhaps by a power cut, and is now in records.jsonl.damaged"
         assert told == [wanted] * bool(torn)
 
 

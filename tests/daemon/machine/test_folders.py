@@ -35,7 +35,7 @@ def test_a_folder_that_others_may_write_or_read_is_refused(homeless, mode):
     """What is loaded from it runs."""
     homeless.mkdir()
     homeless.chmod(mode)
-    with pytest.raises(PermissionError, match="not owned by this user alone, who has no home: set HOME to a folder"):
+    with pytest.raises(PermissionError, match="not owned exclusively by this user, who has no home: set HOME"):
         folders.cache()
 
 

@@ -69,7 +69,7 @@ def test_a_path_out_of_here_is_no_name(text):
 @pytest.mark.parametrize(
     ("files", "why"),
     [
-        (("pytorch_model.bin",), "pickles are not read"),
+        (("pytorch_model.bin",), "does not load pickles"),
         (("model.safetensors", "adapter_config.json"), "this is an adapter"),
     ],
 )

@@ -98,10 +98,10 @@ def of(model, **options):
         (of("snn_onepass", threshold="nan"), r"option threshold=nan: expected a finite number"),
         (of("snn_stbif_resnet18", level="16", time_steps="4"), r"time_steps=4 is below 7, the minimum for level 16"),
         (Suite(onnx="/nowhere/net.onnx"), r"suite.onnx: /nowhere/net.onnx: No such file or directory"),
-        (Suite(batch_sizes=[2**63]), r"batch size \d+: at least 1 and at most 1048576"),
+        (Suite(batch_sizes=[2**63]), r"batch size \d+: must be at least 1 and at most 1048576"),
         (Suite(preset="fast"), r"unknown preset 'fast'.*Valid: quick, standard, thorough"),
-        (Suite(processes=0), r"--processes 0: at least 1"),
-        (Suite(processes=100_000_000), r"--processes 100000000: at least 1 and at most 1000"),
+        (Suite(processes=0), r"--processes 0: must be at least 1"),
+        (Suite(processes=100_000_000), r"--processes 100000000: must be at least 1 and at most 1000"),
     ],
 )
 def test_what_nobody_knows_is_named_with_what_is_valid(suite, words):
@@ -114,10 +114,10 @@ def test_what_nobody_knows_is_named_with_what_is_valid(suite, words):
     [
         ("tensorrt", CPU, {}, "TensorRT needs an NVIDIA GPU"),
         ("custom", CPU, {"models": ["square"]}, "square has no custom kernels"),
-        ("custom", GPU, {"models": ["qann_resnet18"]}, "qann_resnet18 has custom kernels for a CPU only"),
+        ("custom", GPU, {"models": ["qann_resnet18"]}, "qann_resnet18 has custom kernels for CPUs only"),
         ("custom", WITHOUT_TRITON, {"models": ["snn_onepass"]}, "need the package triton on a GPU"),
         ("custom", replace(CPU, has_cc=False), {"models": ["snn_onepass"]}, "need a C compiler; install gcc or set CC"),
-        ("amp", CPU, {"directions": ["training"]}, "training is measured on eager and, for the ST-BIF net"),
+        ("amp", CPU, {"directions": ["training"]}, "training can be measured with eager and, for the ST-BIF net"),
         ("compile", replace(CPU, has_cxx=False), {}, "install g\\+\\+ or set CXX"),
         ("compile", WITHOUT_TRITON, {}, "torch.compile needs the package triton on a GPU"),
         ("onnxruntime", replace(CPU, packages=frozenset()), {}, "onnxruntime is not installed: .* -m pip install"),
@@ -150,7 +150,7 @@ def test_a_file_of_the_user_s_needs_onnx_runtime_in_every_runtime(variant, machi
     monkeypatch.setattr(plan, "has_gpu", lambda *root: True)
     case = Case(model="net", variant=Variant.parse(variant))
     assert plan.why_not(case, machine) is None
-    told = "the reference of an ONNX file is its own run in ONNX Runtime: the package onnxruntime is not installed"
+    told = "the reference for an ONNX file is its own run in ONNX Runtime: the package onnxruntime is not installed"
     assert str(plan.why_not(case, machine, user_onnx=True)).startswith(told)
 
 
@@ -348,7 +348,7 @@ def test_a_case_id_names_its_case(case_id):
         ("vim_tiny,eagre", "unknown variant 'eagre'"),
         ("vim_tiny,eager,seed=x", "case vim_tiny,eager,seed=x: "),
         ("vim_tiny,onnxruntime,provider=gpu", "case vim_tiny,onnxruntime,provider=gpu: "),
-        ("vim_tiny,eager,b0", "batch size 0: at least 1"),
+        ("vim_tiny,eager,b0", "batch size 0: must be at least 1"),
     ],
 )
 def test_a_case_id_that_means_nothing_is_refused(case_id, words):

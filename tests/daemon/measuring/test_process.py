@@ -67,10 +67,10 @@ def without_torch(folder, ends):
     ("ends", "reason"),
     [
         ("os.kill(os.getpid(), 11)", r"killed by SIGSEGV in stage build"),
-        ("os._exit(3)", r"status 3 and no result in stage build; remove os\._exit from the module"),
+        ("os._exit(3)", r"status 3 and without a result in stage build; remove os\._exit from the module"),
         ("os.write(1, b'the last words'); os._exit(3)", r"in stage build: the last words"),
-        ("os.write(pipe, b'{rubbish\\n'); os._exit(0)", r"wrote rubbish to its pipe"),
-        ("os.write(pipe, b'\\xff' * 100); os._exit(0)", r"status 0 and no result"),
+        ("os.write(pipe, b'{rubbish\\n'); os._exit(0)", r"wrote garbage to its pipe"),
+        ("os.write(pipe, b'\\xff' * 100); os._exit(0)", r"status 0 and without a result"),
     ],
     ids=["segfault", "exit", "last-words", "rubbish", "torn"],
 )

@@ -88,10 +88,10 @@ def test_processes_too_far_apart_have_no_interval_and_the_record_says_why():
     two = record(*(outcome(timing=timing(median)) for median in (0.016, 4.2)))
     assert (two.timing.low_ms, two.timing.high_ms) == (None, None)
     assert two.missing["timing.low_ms"] == (
-        "2 processes took 0.016 to 4.2 ms, too far apart to say what the next one takes: measure more (--processes)"
+        "2 processes took 0.016 to 4.2 ms, too far apart to predict the next one: measure more (--processes)"
     )
     alone = record(outcome(timing=timing(5.0, low_ms=None, high_ms=None)))
-    assert alone.missing["timing.low_ms"] == "too few runs, or they vary too much, to say how sure the median is"
+    assert alone.missing["timing.low_ms"] == "too few runs, or too much variation, for an interval of the median"
     assert "timing.low_ms" not in record(outcome(timing=timing(5.0))).missing
 
 
@@ -118,7 +118,7 @@ def test_a_case_whose_processes_ran_other_models_fails():
     assert record(outcome(timing=timing(), model=one), outcome(timing=timing(), model=one)).status == "ok"
     made = record(outcome(timing=timing(), model=one), outcome(timing=timing(), model=other))
     assert (made.status, made.timing) == ("failed", None)
-    assert made.reason.startswith("other code or data: net.py changed; ")
+    assert made.reason.startswith("different code or data: net.py changed; ")
 
 
 def test_telemetry_is_pooled_over_processes():
@@ -345,7 +345,7 @@ def test_a_median_that_dropped_requests_hide_has_no_interval_and_says_so():
     calm = outcome(timing=timing(5.0), requests=requests(30.0))
     found = record(calm, outcome(timing=timing(6.0), requests=requests(30.0, dropped=500)), case=SERVER)
     assert (found.timing.low_ms, found.timing.high_ms) == (None, None)
-    words = "500 of 2000 requests were dropped: the times cover only the answered ones"
+    words = "500 of 2000 requests were dropped: the times are those of the answered ones only"
     assert found.missing["timing.median_ms"] == words
     assert "timing.median_ms" not in record(calm, calm, case=SERVER).missing
 

@@ -45,7 +45,7 @@ def test_inputs_without_a_name_come_first():
         (["ids=int65:16"], "unknown type of an input 'int65'; did you mean 'int64'"),
         (["ids="], r"--input ids=: expected \[NAME=\]\[TYPE:\]SIZES\[:LOW-HIGH\], "),
         (["=3x4"], r"--input =3x4: expected"),
-        (["3x0"], "--input 3x0: every size is at least 1"),
+        (["3x0"], "--input 3x0: every size must be at least 1"),
         (["3xfour"], r"--input 3xfour: expected .* or \[NAME=\]\[TYPE:\]@FILE, as in 3x224x224"),
         (["3,4"], "--input 3,4: expected"),
         (["x=3", "x=4"], "--input x: given twice"),

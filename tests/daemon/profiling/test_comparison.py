@@ -74,7 +74,7 @@ def test_two_folders_are_compared_from_a_shell(tmp_path, monkeypatch, capsys):
 
     assert "aten::stack" in run("compare", "a", "b")[1].out
     assert msgspec.json.decode(run("compare", "a", "b", "--json")[1].out)["noise"] == pytest.approx(0.0125)
-    for sides, said in ((("compare", "a"), "takes two profiles, not 1"), (("compare", "a", "none"), "no profile")):
+    for sides, said in ((("compare", "a"), "takes two profiles, not 1"), (("compare", "a", "none"), "not a profile")):
         code, shown = run(*sides)
         assert (code, shown.out) == (2, "")
         assert said in shown.err

@@ -135,7 +135,7 @@ def test_a_model_whose_run_was_interrupted_gets_no_recommendation():
     case = Case(model="square", variant=Variant(precision="amp"))
     ended = made(case=case, status="aborted", reason="interrupted by a signal", timing=None)
     out, _ = shown(made(case=Case(model="square")), ended, made())
-    assert "\nsquare b1: interrupted: no variant is recommended before all ran\n" in out
+    assert "\nsquare b1: interrupted: no variant is recommended before all have run\n" in out
     assert "not amp" not in out
     assert [line for line in out.splitlines() if line.startswith("vim_tiny b1: ")]
 

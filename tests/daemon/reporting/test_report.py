@@ -253,7 +253,7 @@ def test_a_time_of_zero_is_left_out_of_the_charts_and_named(drawn):
     zeros = [record(run, "custom", 0.0, throughput_per_s=None, processes=stopped) for run in (1, 2)]
     by_title, words = drawn(record(1, "eager", 9.0), record(2, "eager", 9.0), *zeros)
     assert points(by_title["Variants by model"]) == {"eager": ["vim_tiny,eager,b1"]}
-    assert "Left out of the charts: vim_tiny,custom,b1 has a time of 0 ms." in words
+    assert "Left out of the charts: vim_tiny,custom,b1 reports an impossible time of 0 ms." in words
     assert "vim_tiny b1: ship: eager" in words
 
 
@@ -265,7 +265,7 @@ def test_one_process_is_no_box_and_is_said_with_hardware_clocks_and_units(drawn)
     assert "Run-to-run consistency" not in by_title
     for text in (
         "bench-abc123: cpu: cpu, 2 threads | power mode 15W | ran at 1200 of 3000 MHz",
-        "1 of 1 records come from one process",
+        "1 of 1 records with only one process",
         "energy: module",
         "median ms [95 %]",
         "9 [8.91, 9.09]",

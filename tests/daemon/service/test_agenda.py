@@ -44,7 +44,9 @@ def test_two_suites_that_give_one_case_other_calibration_are_refused_if_it_reads
         first = Suite(name="a", models=["square"], variants=[variant])
         return first, msgspec.structs.replace(first, name="b", calibration="imagefolder:x")
 
-    with pytest.raises(UsageError, match=r"square,onnxruntime-int8,b1 with different .* or calibration: give both"):
+    with pytest.raises(
+        UsageError, match=r"square,onnxruntime-int8,b1 with different .* or calibration: use the same in both"
+    ):
         made(*pair("onnxruntime-int8"))
     for variant in ("onnxruntime", "custom-int8"):
         assert made(*pair(variant)).cases == {name: [f"square,{variant},b1"] for name in "ab"}

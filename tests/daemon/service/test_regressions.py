@@ -198,7 +198,7 @@ def test_another_environment_makes_the_baseline_stale_once_and_no_verdict(tmp_pa
     with service(tmp_path, [pin(tmp_path / "pinned.jsonl", fingerprint="old")], link) as one:
         assert one.take("r1", 3.0) == {}
         assert verdict(one)["verdict"] == "inconclusive"
-        assert verdict(one)["verdict_reason"].startswith("another environment (kernel: 6.1-old and 6.1)")
+        assert verdict(one)["verdict_reason"].startswith("a different environment (kernel: 6.1-old and 6.1)")
         one.take("r2", 3.0)
         old = (tmp_path / "pinned.jsonl").read_bytes()
         pin(tmp_path / "pinned.jsonl")
@@ -288,8 +288,8 @@ def test_pinned_runs_of_one_day_raise_no_alarm_and_say_what_is_missing(tmp_path,
         assert one.take("r1", 3.0) == {}
         assert verdict(one)["verdict"] == "inconclusive"
         assert verdict(one)["verdict_reason"] == (
-            "+199.7%, but the baseline has 2 of the 5 runs, half a day apart, that an alarm needs: pin runs of several "
-            "days with benchd baseline set RUN..."
+            "+199.7%, but the baseline has 2 of the 5 runs, half a day apart, that an alarm needs: pin runs from "
+            "several days with benchd baseline set RUN..."
         )
 
 
@@ -310,6 +310,6 @@ def test_a_small_difference_counts_of_no_pinned_runs_however_alike_they_are(tmp_
     """They may all be of one boot, and the next one is some per cent slower."""
     with service(tmp_path, [pin(tmp_path / "pinned.jsonl", runs=30)], link) as one:
         assert one.take("r1", 1.08) == {}
-        reason = "+7.9% is within the 8.3% that boots and busy hours explain"
+        reason = "+7.9% is within the 8.3% that boots and busy hours can explain"
         assert (verdict(one)["verdict"], verdict(one)["verdict_reason"]) == ("inconclusive", reason)
         assert one.take("r2", 1.1).keys() == {CASE.case_id}

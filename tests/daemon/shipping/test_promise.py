@@ -74,7 +74,7 @@ def test_what_puts_a_time_in_doubt_is_named_and_of_a_kept_promise_what_others_di
 
 
 def test_other_answers_break_a_promise_whatever_the_times():
-    record = measured([], status="failed", reason="its answers are not the golden ones: y is off", check=None)
+    record = measured([], status="failed", reason="its answers differ from the golden ones: y is off", check=None)
     found = promise.judge(shipped(), record, is_golden=False)
     assert (found.answer, promise.EXIT_CODES[found.answer]) == ("broken", 5)
     failed = Check(**msgspec.structs.asdict(PASSED) | {"passed": False})

@@ -149,7 +149,7 @@ def test_limits_that_nothing_meets_name_the_nearest_and_by_how_much(tmp_path):
     racing, _ = course(tmp_path, {"eager": 10.0, "compile": 4.0}, asked=Asked(max_latency_ms=3.0))
     found = racing.run()
     assert found.winner is None
-    assert "the nearest is compile" in found.reason
+    assert "compile comes closest" in found.reason
     assert "above 3 ms, by 3" in found.reason
 
 
@@ -203,7 +203,7 @@ def test_a_winner_whose_promise_may_break_a_limit_does_not_ship(later_ms, tmp_pa
     racing, script = course(tmp_path, {"eager": [28.0] * 3 + later_ms}, asked=Asked(max_latency_ms=33.0))
     found = racing.run()
     assert (found.winner, found.is_open) == (None, False)
-    assert found.reason.startswith("nothing meets the limits; the nearest is eager: latency 3")
+    assert found.reason.startswith("nothing meets the limits; eager comes closest: latency 3")
     assert racing.named("eager").left.startswith("won the race, but in fresh processes it ")
     if len(later_ms) > 1:
         assert racing.named("eager").left.endswith("above 33 ms) may or may not stay within 33 ms")
@@ -218,7 +218,7 @@ def test_a_winner_whose_interval_is_wider_than_its_time_does_not_ship(tmp_path):
     assert (found.winner, len(script.ran)) == (None, 1 + PROMISED_AT_MOST)
     assert re.fullmatch(
         r"eager took [12]\.\d+ to [78]\.\d+ ms in 18 fresh processes \(jumps between two speeds\), and an "
-        r"interval wider than the time itself promises nothing: stop other programs, or give fewer --threads; the same "
+        r"interval wider than the time itself is no promise: stop other programs, or give fewer --threads; the same "
         r"command starts over",
         found.reason,
     )
@@ -230,7 +230,7 @@ def test_when_the_time_is_up_it_says_what_is_open_and_how_long_that_takes(tmp_pa
     found = racing.run()
     assert (found.winner, found.is_open, len(script.ran)) == (None, True, 2)
     assert re.search(
-        r"\w+ and \w+ cannot be told apart yet; about \d+ more rounds, \S+ minutes, would do", found.reason
+        r"\w+ and \w+ cannot be told apart yet; about \d+ more rounds \(\S+ minutes\) would decide", found.reason
     )
 
 
@@ -345,7 +345,7 @@ def test_files_that_fail_their_check_do_not_ship(tmp_path):
     racing, supervisor = course(tmp_path / "race", {"onnxruntime": 4.0})
     found = racing.run()
     supervisor.failing = ("onnxruntime",)
-    with pytest.raises(shipping.NotShipped, match=r"the files of onnxruntime are not what was measured: wrong$"):
+    with pytest.raises(shipping.NotShipped, match=r"the files for onnxruntime give different answers: wrong$"):
         shipping.ship(racing, found, supervisor, Asked(), tmp_path / "out")
 
 

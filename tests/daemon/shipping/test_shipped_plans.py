@@ -98,10 +98,12 @@ def test_a_folder_without_a_plan_needs_no_trust(folder):
 
 
 def test_a_plan_that_tensorrt_refuses_is_told_too():
-    runtime = RuntimeFacts(provider="TensorRT 10.3.0", notes=["rebuilt, because model.plan was made for another GPU"])
+    runtime = RuntimeFacts(
+        provider="TensorRT 10.3.0", notes=["rebuilt, because model.plan was built for a different GPU"]
+    )
     record = made(check=PASSED, runtime=runtime)
     found = promise.judge(shipped(), record, is_golden=True)
-    assert found.rebuilt == "model.plan was made for another GPU"
+    assert found.rebuilt == "model.plan was built for a different GPU"
 
 
 def run_lines(folder, patch, given, exact, *, forward="return x", outputs=("output",), variant="eager"):
@@ -151,7 +153,7 @@ def test_the_lines_take_the_tensors_and_numbers_of_an_answer(tmp_path, monkeypat
     run_lines(
         tmp_path, monkeypatch, [[1.0, 2.0]], ([[1.0, 2.0]], 3.0)[: len(outputs)], forward=forward, outputs=outputs
     )
-    assert capsys.readouterr().out == "the answers are the golden ones\n"
+    assert capsys.readouterr().out == "the answers match the golden ones\n"
 
 
 @pytest.mark.parametrize(
@@ -172,7 +174,7 @@ def test_the_lines_take_the_tensors_and_numbers_of_an_answer(tmp_path, monkeypat
     ],
 )
 def test_the_lines_count_the_inputs_whose_answers_are_off(tmp_path, monkeypatch, answer, exact, rows_off):
-    found = rf"\{{'output': {rows_off}\}} inputs are off"
+    found = rf"\{{'output': {rows_off}\}} inputs"
     with pytest.raises(AssertionError, match=found) if rows_off else nullcontext():
         run_lines(tmp_path, monkeypatch, answer, [exact])
 
@@ -245,7 +247,7 @@ def test_what_is_to_be_installed_comes_from_where_it_is(environment, packages, l
     case = Case(model="net", variant=Variant.parse("eager"))
     page = load_text.page(shipped(case=case, entry="same:build", environment=environment, packages=packages))
     assert page.split("```")[1].splitlines()[1:] == lines
-    assert ("benchd itself is needed (no index has its wheel" in page) == ("benchd" in packages)
+    assert ("benchd itself is needed (its wheel is on no package index" in page) == ("benchd" in packages)
 
 
 def test_the_lines_of_onnx_runtime_run_on_a_gpu_as_was_measured(monkeypatch, tmp_path, capsys):
@@ -273,7 +275,7 @@ def test_the_lines_of_onnx_runtime_run_on_a_gpu_as_was_measured(monkeypatch, tmp
     code = load_text.code(shipped(case=Case(model="net", variant=Variant.parse("onnxruntime")), **given))
     exec(code, names)  # noqa: S102 - it is what a user runs
     names["golden"].close()
-    assert capsys.readouterr().out == "the answers are the golden ones\n"
+    assert capsys.readouterr().out == "the answers match the golden ones\n"
     assert called == ["libraries", [("CUDAExecutionProvider", sessions.CUDA_OPTIONS)]]
 
 
@@ -291,5 +293,5 @@ def test_the_lines_that_load_a_cuda_graph_replay_what_was_captured(monkeypatch, 
     for name, value in (stands | {"synchronize": lambda: None}).items():
         monkeypatch.setattr(torch.cuda, name, value)
     run_lines(tmp_path, monkeypatch, [[0.0, 1.0, 2.0]], [[[0.0, 1.0, 2.0]]], variant="cudagraph")
-    assert capsys.readouterr().out == "the answers are the golden ones\n"
+    assert capsys.readouterr().out == "the answers match the golden ones\n"
     assert len(graphs) == 1

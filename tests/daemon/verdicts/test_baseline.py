@@ -60,7 +60,7 @@ def test_the_runs_that_the_service_s_configuration_names_are_shown_and_not_the_s
     [
         ({"flags": ["simulated"]}, "is simulated"),
         ({"flags": ["output_changed"]}, "gave different answers while it was timed"),
-        ({"timing": timing(0.0), "processes": []}, "has a time of 0 ms"),
+        ({"timing": timing(0.0), "processes": []}, "reports an impossible time of 0 ms"),
     ],
 )
 def test_results_on_which_no_verdict_rests_are_refused_and_the_old_baseline_stays(tmp_path, fields, words):
@@ -120,7 +120,7 @@ def test_runs_of_another_environment_are_left_aside_where_there_are_others():
     (comparison,) = baseline.against([*old, *new], [measured])
     assert (comparison.verdict.answer, len(comparison.first_ms)) == ("same", 15)
     (comparison,) = baseline.against([*old, *new[:1]], [measured])
-    assert comparison.verdict.reason.startswith("runs of one day: the variation between days is unknown")
+    assert comparison.verdict.reason.startswith("runs from a single day: the variation between days is unknown")
     (comparison,) = baseline.against(old, [measured])
     assert "kernel: 6.0 and 6.1" in comparison.verdict.reason
 

@@ -82,16 +82,16 @@ def test_one_side_is_of_one_model_and_the_other_may_be_another():
     other = msgspec.structs.replace(MODEL, weights_sha256="1")
     mixed = only([run(FAST, "r1", model=MODEL), run(FAST, "r2", model=other)], [run(SLOW, model=MODEL)])
     assert mixed.verdict.answer == "inconclusive"
-    assert mixed.verdict.reason.startswith("A: other weights: w was replaced; ")
+    assert mixed.verdict.reason.startswith("A: different weights: w was replaced; ")
     assert only([run(FAST, model=MODEL)], [run(SLOW, model=other)]).verdict.answer == "slower"
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"options": {"t": 2}}, "other options (t None and 2)"),
-        ({"weights": "random, seed 0", "weights_sha256": "1"}, "other weights (w and random, seed 0)"),
-        ({"parameters": 2}, "another number of parameters (1 and 2)"),
+        ({"options": {"t": 2}}, "different options (t None and 2)"),
+        ({"weights": "random, seed 0", "weights_sha256": "1"}, "different weights (w and random, seed 0)"),
+        ({"parameters": 2}, "a different number of parameters (1 and 2)"),
     ],
 )
 def test_another_network_is_not_compared(changes, reason):
@@ -116,7 +116,7 @@ def test_runs_of_one_day_do_not_show_how_days_or_boots_differ(number, fields):
     base = several(FAST)[:number]
     of_all = [only(base, several(times, **fields)[:number]).verdict for times in (FAST, [1.05 * x for x in FAST], SLOW)]
     assert [verdict.answer for verdict in of_all] == ["inconclusive", "inconclusive", "slower"]
-    assert all(verdict.reason.startswith("runs of one day: ") for verdict in of_all)
+    assert all(verdict.reason.startswith("runs from a single day: ") for verdict in of_all)
 
 
 def test_days_are_compared_by_how_much_they_differ():
@@ -183,7 +183,7 @@ def on_gpu(hz):
         ),
         ([run([])], [run()], "A ok: without a time"),
         ([run(status="failed", reason="no memory")], [run()], "A failed: no memory"),
-        ([run([0.0, *FAST])], [run()], "A has a time of 0 ms"),
+        ([run([0.0, *FAST])], [run()], "A reports an impossible time of 0 ms"),
         (
             [run()],
             [run(device_id="orin-2")],
@@ -192,10 +192,10 @@ def on_gpu(hz):
         ([run()], [run(environment=environment(power_mode="15W"))], "power_mode: unknown and 15W"),
         ([run()], [run(environment=environment(versions={"torch": "2.9"}))], "torch: unset and 2.9"),
         (several(FAST), [run(telemetry=clock(2e9))], ""),
-        ([run(telemetry=clock(3e9))], [run(telemetry=clock(2.89e9))], "other clocks (cpu_clock_hz 3000 and 2890 MHz)"),
+        ([run(telemetry=clock(3e9))], [run(telemetry=clock(2.89e9))], "different clocks (cpu_clock_hz 3000 and 2890"),
         (several(FAST, telemetry=clock(3e9)), [run(telemetry=clock(2.93e9))], ""),
-        ([on_gpu(1.98e9)], [on_gpu(1.2e9)], "other clocks (gpu_clock_hz 1980 and 1200 MHz)"),
-        ([run(model=MODEL)], [run(model=msgspec.structs.replace(MODEL, data="cifar10"))], "other inputs"),
+        ([on_gpu(1.98e9)], [on_gpu(1.2e9)], "different clocks (gpu_clock_hz 1980 and 1200 MHz)"),
+        ([run(model=MODEL)], [run(model=msgspec.structs.replace(MODEL, data="cifar10"))], "different inputs"),
         ([run(FAST, "r1"), run(FAST, "r2", device_id="orin-2")], [run()], "device bench-abc123 and orin-2"),
         ([run()], [], "B has no record of it"),
         ([], [run()], "A has no record of it"),
@@ -257,7 +257,7 @@ def test_the_command_repeats_variables_and_cpus():
 )
 def test_what_was_measured_elsewhere_can_be_measured_here(fields, line):
     reason = only([run(**fields, telemetry=clock(3e9))], [run(**fields, telemetry=clock(2e9))]).verdict.reason
-    assert f"other clocks (cpu_clock_hz 3000 and 2000 MHz); {line}" in reason
+    assert f"different clocks (cpu_clock_hz 3000 and 2000 MHz); {line}" in reason
 
 
 def test_a_record_of_both_sides_counts_for_the_first_one_alone():

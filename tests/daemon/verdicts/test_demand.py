@@ -142,7 +142,7 @@ def test_a_server_that_misses_its_own_deadline_never_ships():
     (decision,) = decide([server(met=False), server("amp", met=None)], Requirements())
     assert decision.ship is None
     assert set(decision.excluded) == {"eager", "eager-amp"}
-    assert "too few requests show whether it meets 33 ms at p99" in decision.excluded["eager-amp"]
+    assert "too few requests to tell whether it meets 33 ms at p99" in decision.excluded["eager-amp"]
 
 
 def overloaded(dropped):
@@ -164,7 +164,7 @@ def test_the_latency_of_the_answered_requests_meets_no_limit():
     (decision,) = decide([record], Requirements(max_latency_ms=50.0))
     assert list(decision.excluded.values()) == [
         "has no p99 to compare with 50 ms (5 of 1000 requests were dropped): "
-        "run longer, as with --preset standard, or lower --rate"
+        "measure longer, for example with --preset standard, or lower --rate"
     ]
     assert row(record)["latency_upper_ms"] is None
     (decision,) = decide([record], Requirements())

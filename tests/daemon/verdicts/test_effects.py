@@ -80,7 +80,7 @@ def test_what_one_day_does_not_show_is_assumed_and_said(effect):
     assert (verdict.answer, effect.is_assumed) == ("inconclusive", True)
     assert verdict.interval.high == pytest.approx(0.093, abs=0.003)
     assert verdict.reason == (
-        "runs of one day: the variation between days is unknown, so 3.2 % is assumed; "
+        "runs from a single day: the variation between days is unknown, so 3.2 % is assumed; "
         "measure each side on several days, or use benchd compare --live"
     )
 
@@ -89,7 +89,7 @@ def test_beyond_what_is_assumed_one_run_differs_from_another_and_the_reason_says
     verdict = judge(of_one_day([A], [[1.12 * value for value in B]]))
     assert (verdict.answer, verdict.reason) == (
         "slower",
-        "runs of one day: the variation between days is unknown, so 3.2 % is assumed",
+        "runs from a single day: the variation between days is unknown, so 3.2 % is assumed",
     )
     assert judge(of_one_day([A], [B])).answer == "inconclusive"
     assert judge(of_one_day([A, A, A], [A])).answer == "same"

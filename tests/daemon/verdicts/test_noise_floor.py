@@ -78,7 +78,7 @@ def test_a_case_is_found_as_compare_takes_it(stored, typed, capsys):
     add(*[0.06] * 5, case_id=stored)
     add(0.06, case_id="square,eager,b1,size=512")
     noise_floor_(case=typed, clear=True)
-    assert capsys.readouterr().out == "A/A comparisons forgotten: 5\n"
+    assert capsys.readouterr().out == "A/A comparisons deleted: 5\n"
     with pytest.raises(UsageError, match=f"no A/A comparison of {stored} is stored"):
         noise_floor_(case=typed)
 
@@ -96,5 +96,5 @@ def test_a_damaged_noise_floor_is_cleared_by_the_command_that_its_message_names(
     file = tmp_path / "state" / "benchd" / noise_floor.FILE
     file.write_bytes(file.read_bytes() + b"{}\n")
     noise_floor_(case=None, clear=True)
-    assert capsys.readouterr().out == "A/A comparisons forgotten: 2\n"
+    assert capsys.readouterr().out == "A/A comparisons deleted: 2\n"
     assert noise_floor.every() == []

@@ -131,7 +131,7 @@ def test_a_figure_without_an_interval_cannot_be_told_apart():
     assert only([unsure, candidate("eager", 1.0)]).tied == ["eager", "eager-fp16"]
     assert only([unsure]).ship == "eager-fp16"
     reason = only([unsure], max_latency_ms=10.0).excluded["eager-fp16"]
-    assert reason == "has no interval to compare with 10 ms: run longer, as with --preset standard"
+    assert reason == "has no interval to compare with 10 ms: measure longer, for example with --preset standard"
 
 
 @pytest.mark.parametrize(("low_ms", "high_ms"), [(0.1, 9.0), (4.5, 40.0), (None, None)])
@@ -209,16 +209,16 @@ RAILS = {"power_w@VDD_IN": Summary(9, 12.0, 15, 9, "ina3221"), "power_w@VDD_SOC"
             "memory 3072 MiB is above 2048 MiB",
         ),
         ({"check": UNSURE}, {"min_agreement": 0.995}, "agreement on 7 of 8 images is below 0.995"),
-        ({"check": MOSTLY_TIES}, {}, "it names float64's class for 1 of 8 images, most of them ties"),
+        ({"check": MOSTLY_TIES}, {}, "it agrees with float64 on the class of 1 of 8 images, most of them ties"),
         (
             {"check": HALF_RIGHT},
             {"min_agreement": 0.995},
-            "it names float64's class for 4 of 8 images, most of them ties, which is below 0.995",
+            "it agrees with float64 on the class of 4 of 8 images, most of them ties, which is below 0.995",
         ),
         (
             {"check": msgspec.structs.replace(PASSED, commonest_class_share=1.0)},
             {"min_agreement": 0.9},
-            "has no agreement to compare with 0.9: float64 gives nearly all images one class",
+            "has no agreement to compare with 0.9: float64 gives nearly all images the same class",
         ),
         (
             {"check": msgspec.structs.replace(PASSED, argmax_disagreements=None)},
@@ -232,9 +232,9 @@ RAILS = {"power_w@VDD_IN": Summary(9, 12.0, 15, 9, "ina3221"), "power_w@VDD_SOC"
         ),
         ({"missing": {"accuracy": "no data"}}, {"max_accuracy_drop": 0.01}, "accuracy was not measured (no data)"),
         ({"missing": {"energy": "no_sensor"}}, {"objective": "energy"}, "energy was not measured (no_sensor)"),
-        ({"energy": NOTHING}, {"objective": "energy"}, "has an energy of 0 J"),
-        ({"timing": timing(0.0)}, {}, "has a time of 0 ms"),
-        ({"batch": 0}, {"objective": "throughput"}, "has a batch size of 0"),
+        ({"energy": NOTHING}, {"objective": "energy"}, "reports an impossible energy of 0 J"),
+        ({"timing": timing(0.0)}, {}, "reports an impossible time of 0 ms"),
+        ({"batch": 0}, {"objective": "throughput"}, "reports an impossible batch size of 0"),
     ],
 )
 def test_what_excludes_a_variant_is_named(fields, requirements, reason):
@@ -312,14 +312,14 @@ def of_run(day, variant, median_ms, *, environment=ENVIRONMENT, **changes):
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"read": {"net.py": "d"}}, "with other code or data"),
-        ({"options": {"t": 2}}, "with other options (t 2 and None)"),
-        ({"weights_sha256": "1"}, "with other weights"),
-        ({"weights": "random, seed 0"}, "with other weights (random, seed 0 and demo)"),
-        ({"parameters": 2}, "with another number of parameters (2 and 1)"),
+        ({"read": {"net.py": "d"}}, "with different code or data"),
+        ({"options": {"t": 2}}, "with different options (t 2 and None)"),
+        ({"weights_sha256": "1"}, "with different weights"),
+        ({"weights": "random, seed 0"}, "with different weights (random, seed 0 and demo)"),
+        ({"parameters": 2}, "with a different number of parameters (2 and 1)"),
         (
             {"environment": msgspec.structs.replace(ENVIRONMENT, fingerprint="g", versions={"torch": "1.0"})},
-            "in another environment (torch: 1.0 and unset)",
+            "in a different environment (torch: 1.0 and unset)",
         ),
     ],
 )
@@ -335,7 +335,7 @@ def test_an_older_record_of_other_weights_is_named():
     decision = only(records)
     assert (decision.ship, decision.candidates["eager"]) == ("eager", records[0])
     assert decision.excluded == {
-        "eager of 2026-01-01T00:00:00.000Z": "a newer record has other weights (random, seed 0 and demo)"
+        "eager of 2026-01-01T00:00:00.000Z": "a newer record has different weights (random, seed 0 and demo)"
     }
 
 
@@ -347,7 +347,7 @@ def test_variants_of_more_than_one_model_do_not_ship():
     later = msgspec.structs.replace(facts, weights_sha256="1")
     decision = only([of(facts, "eager", 9.0), of(later, "fp16", 4.0)])
     assert (decision.ship, decision.candidates) == (None, {})
-    assert line(decision).startswith("vim_tiny b1: nothing to ship: other weights: a.pt was replaced; ")
+    assert line(decision).startswith("vim_tiny b1: nothing to ship: different weights: a.pt was replaced; ")
     failed = of(later, "fp16", 4.0, status="failed", reason="gone")
     assert only([of(facts, "eager", 9.0), failed]).ship == "eager"
 

@@ -45,12 +45,12 @@ def test_what_is_of_one_model():
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        (measured(weights_sha256="b"), "other weights: they differ each time it is built, so seed all random numbers"),
-        (measured(weights_sha256="b", read={"net.py": "d"}), "other weights: net.py changed; "),
-        (measured(parameters=8), "another number of parameters (7 and 8); "),
-        (measured(weights="w.pt"), "other weights (of the module and w.pt); "),
-        (measured(data="random unit, seed 0"), "other inputs ("),
-        (measured(inputs=[InputSpec("x", None, [3, 8, 9])]), "other inputs ("),
+        (measured(weights_sha256="b"), "different weights: they differ each time the model is built: seed"),
+        (measured(weights_sha256="b", read={"net.py": "d"}), "different weights: net.py changed; "),
+        (measured(parameters=8), "a different number of parameters (7 and 8); "),
+        (measured(weights="w.pt"), "different weights (of the module and w.pt); "),
+        (measured(data="random unit, seed 0"), "different inputs ("),
+        (measured(inputs=[InputSpec("x", None, [3, 8, 9])]), "different inputs ("),
     ],
 )
 def test_facts_that_differ_are_named_with_what_to_do(other, words):
@@ -82,7 +82,7 @@ def test_answers_of_another_file_name_both_files():
     first = measured(read={"two.py": "a"}, check=answered([1.0, 2.0]))
     second = measured(read={"slow.py": "b"}, check=answered(OTHERS))
     first.model.read.pop("net.py", None), second.model.read.pop("net.py", None)
-    assert "it is built from slow.py, not from two.py" in model_difference([first, second])
+    assert "it was built from slow.py, not from two.py" in model_difference([first, second])
 
 
 def test_an_edit_that_leaves_the_exact_answers_leaves_the_model():
@@ -103,7 +103,7 @@ def test_an_edit_that_leaves_the_exact_answers_leaves_the_model():
 def test_where_no_answers_are_comparable_the_code_decides(check):
     assert model_difference([measured(), measured(check=check)]) is None
     edited = measured(check=check, read={"helper.py": "edited"})
-    assert model_difference([measured(), edited]).startswith("other code or data: helper.py changed; ")
+    assert model_difference([measured(), edited]).startswith("different code or data: helper.py changed; ")
 
 
 def test_answers_are_compared_with_the_first_to_the_same_inputs():
@@ -120,7 +120,7 @@ def test_each_output_counts_alone_and_one_less_is_another_network():
     found = model_difference([measured(check=two), measured(check=answered([1e6, 1e6, *OTHERS], outputs=outputs))])
     assert "differ by 0.089 of their size in offset" in found
     found = model_difference([measured(check=two), measured()])
-    assert found.startswith("other outputs (output 10, where the other has offset 1, scores 10)")
+    assert found.startswith("different outputs (output 10, where the other has offset 1, scores 10)")
 
 
 def test_rounding_may_move_a_spike():

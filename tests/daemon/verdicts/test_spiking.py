@@ -74,7 +74,7 @@ def test_a_side_without_a_checked_variant_has_no_ratio():
     )
     other = msgspec.structs.replace(ENVIRONMENT, fingerprint="g", kernel="6.2")
     told = only(snn("custom", 4.0), ann("custom", 2.0, environment=other))
-    assert "latency not known: measured in another environment (kernel: 6.1 and 6.2)" in told
+    assert "latency not known: measured in a different environment (kernel: 6.1 and 6.2)" in told
 
 
 OLD = {"suite_id": "s0", "t_mono_ns": 0}

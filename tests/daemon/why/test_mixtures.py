@@ -41,7 +41,7 @@ def test_versions_absence_and_other_files_of_one_version_are_differences(planted
         "added absent → 3.0",
         "gone 1.0 → absent",
         "newer 1.0 → 2.0",
-        "same 1.0, other files",
+        "same 1.0, different files",
     ]
     assert environments.differences(a, a)[0] == []
 

@@ -91,11 +91,11 @@ def test_its_files_are_the_package_which_load_md_runs_and_what_it_is_built_again
     assert (outcome.packed.provider, outcome.packed.packages.keys()) == ("", {"numpy", "torch"})
     assert str(place).encode() not in (out / PACKAGE).read_bytes()
     text = load_text_of(asked.case, outcome.packed)
-    assert run_alone(text, out).stdout == "the answers are the golden ones\n"
+    assert run_alone(text, out).stdout == "the answers match the golden ones\n"
     with np.load(out / "golden.npz") as held:
         golden = dict(held)
     np.savez(out / "golden.npz", **golden | {"exact0:scores": golden["exact0:scores"] + 1.0})
-    assert "{'scores': 2, 'more[0]': 0, 'more[1]': 0} inputs are off" in run_alone(text, out).stderr
+    assert "golden ones for {'scores': 2, 'more[0]': 0, 'more[1]': 0} inputs" in run_alone(text, out).stderr
 
 
 def test_what_torch_cannot_export_says_so_in_a_sentence(tmp_path):

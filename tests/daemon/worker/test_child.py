@@ -43,7 +43,7 @@ NMS = "operator torchvision::nms does not exist"
         (
             RuntimeError(NMS),
             "failed",
-            f"RuntimeError: {NMS}: torchvision was built for another torch, see `benchd doctor`",
+            f"RuntimeError: {NMS}: torchvision was built for a different torch version; see `benchd doctor`",
         ),
         (KeyError("x"), "failed", "KeyError: 'x'"),
         (DataError("no images"), "failed", "no images"),

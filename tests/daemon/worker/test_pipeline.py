@@ -55,7 +55,7 @@ def test_the_frames_of_a_folder_are_its_jpeg_files(tmp_path):
 @pytest.mark.parametrize(
     ("data", "shape", "words"),
     [
-        (None, (16, 16), "feeds 3-channel images, but the model reads 16x16"),
+        (None, (16, 16), "feeds 3-channel images, but the model takes 16x16"),
         ("cifar10:x", (3, 4, 4), "reads JPEG files"),
         ("imagefolder:{}", (3, 4, 4), "no JPEG files"),
     ],

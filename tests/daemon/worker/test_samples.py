@@ -112,12 +112,12 @@ def test_a_model_reads_an_only_input_by_any_name_in_its_own_type(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "specs", "reason"),
     [
-        ({"x": np.zeros((2, 3))}, [InputSpec("x", "float32", [4])], r"x is \[3\], but the model reads x=4"),
+        ({"x": np.zeros((2, 3))}, [InputSpec("x", "float32", [4])], r"x is \[3\], but the model takes x=4"),
         ({"x": np.full((2,), 0.5)}, [InputSpec("x", "int64", [])], "numbers beyond int64"),
         (
             {"x": np.zeros(2)},
             [InputSpec("x", None, []), InputSpec("y", None, [])],
-            "it has x, but the model reads x, y",
+            "it has x, but the model takes x, y",
         ),
     ],
 )
@@ -154,7 +154,7 @@ def test_a_damaged_file_is_refused(tmp_path, name):
     ("function", "reason"),
     [
         ("ragged", r"is \[3, 2\] in item 0 and \[3, 4\] in item 1; items may differ only in their first axis"),
-        ("triple", "a tuple is"),
+        ("triple", "yield a tuple"),
         ("words", "an item is str, not numbers"),
         ("nothing", "no items"),
     ],

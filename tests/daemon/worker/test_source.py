@@ -127,7 +127,7 @@ def test_a_given_file_of_other_code_is_passed_over_and_told(brought, tmp_path):
     key = as_made_by(brought, tmp_path / "given", OTHER_CODE)
     made = source(tmp_path / "own", tmp_path / "given").onnx("fp32", 2, "cpu")
     assert made.path.is_relative_to(tmp_path / "own")
-    assert made.note.startswith(f"{key} was not used: other code of benchd exported it (000000000000, here ")
+    assert made.note.startswith(f"{key} was not used: a benchd with different code exported it (000000000000, here ")
 
 
 def test_what_a_user_s_module_depends_on_and_its_run_make_another_file(brought, tmp_path):

@@ -436,7 +436,7 @@ def test_inputs_are_drawn_over_what_they_mean_and_the_record_says_so(name, given
 @pytest.mark.parametrize(("given", "is_named"), [("int64:3x4x4", True), ("int64:3x4x4:0-1", False)])
 def test_whole_numbers_whose_meaning_nothing_says_are_named_by_the_check(given, is_named, tmp_path):
     note = checked(zoo(tmp_path, "in_float", [given])).note
-    assert ("only 0 and 1; for other numbers give --input" in note) == is_named
+    assert ("drawn as 0 or 1; for a range, give --input" in note) == is_named
 
 
 PLACED = """
@@ -493,8 +493,8 @@ def test_a_file_that_does_not_fit_is_refused_in_a_sentence(tmp_path):
         "@{}/empty.npy": "its first axis counts the items, but its shape is",
         "@{}/damaged.npy": "not a complete .npy file of numbers",
         "@{}/absent.npy": "No such file or directory",
-        "float32:@{}/words.npy": "its <U1 array holds values that are not real numbers",
-        "@{}/gaps.npy": "its float64 array holds values that are not real numbers",
+        "float32:@{}/words.npy": "its <U1 array contains values that are not real numbers",
+        "@{}/gaps.npy": "its float64 array contains values that are not real numbers",
     }.items():
         with pytest.raises(UsageError, match=words):
             workload.build(zoo(tmp_path, "as_dict", [text.format(tmp_path)]))

@@ -155,7 +155,7 @@ REFUSED = {
     "no batch": (
         text("g (float x) => (float y) { y = Neg(x) }"),
         [],
-        "none of its inputs has a batch; export it with the batch as the first dimension",
+        "none of its inputs has a batch axis; export it with the batch as the first dimension",
     ),
 }
 
@@ -308,7 +308,7 @@ def test_another_precision_is_unsupported_with_the_variant_to_ask_for(graph, ask
 def test_tensorrt_takes_no_length_for_the_batch(sizes, tmp_path):
     path = written(tmp_path, f"g (float[N,4] x, float[{sizes}] z) => (float[N,4] y) {{ y = Relu(x) }}")
     source = Source(torch.nn.Identity(), torch.zeros(2, 4), "own", {}, "", "outputs", tmp_path, own=path)
-    with pytest.raises(Unsupported, match=r"net\.onnx has open sizes other than the batch in z: export"):
+    with pytest.raises(Unsupported, match=r"net\.onnx has dynamic sizes other than the batch in z: export"):
         tensorrt.load(source, "fp32", torch.device("cuda"), torch.zeros(2, 4))
 
 

@@ -127,5 +127,5 @@ def test_gradients_are_those_of_finite_differences(residual):
 
 
 def test_triton_refuses_a_row_that_it_cannot_hold():
-    with pytest.raises(Unavailable, match="rows of at most 8192, not 8193"):
+    with pytest.raises(Unavailable, match="at most 8192 per row, not 8193"):
         computed("triton", *inputs(1, 8193))

@@ -101,7 +101,7 @@ def test_it_is_an_op_that_torch_takes(op):
 @OPS
 def test_what_no_kernel_takes_is_refused_with_what_to_use(op):
     given = arguments(op, SHAPES[0], torch.float16)
-    with pytest.raises(Unavailable, match=r"multiplies float16, or bfloat16, not torch\.float32"):
+    with pytest.raises(Unavailable, match=r"supports float16 or bfloat16, not torch\.float32"):
         op(**{name: each.float() if isinstance(each, torch.Tensor) else each for name, each in given.items()},
            implementation="triton")  # fmt: skip
     with pytest.raises(Unavailable, match="no 'native' implementation"):
@@ -130,5 +130,5 @@ def test_a_wrong_shape_is_named(op, changes, words):
 
 def test_a_token_too_long_for_a_tile_is_refused():
     given = arguments(out_norm, (1, 1, 1025, 2), torch.float16)
-    with pytest.raises(Unavailable, match="at most 1024 numbers, not 1025"):
+    with pytest.raises(Unavailable, match="at most 1024 numbers per token, not 1025"):
         out_norm(**given, implementation="triton")

@@ -324,9 +324,9 @@ COUNTED_PRODUCT = "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32>(T1::Param
 @pytest.mark.parametrize(
     ("counted", "said"),
     [
-        ([], "without tensor cores, judging by the kernels' names"),
-        ([COUNTED_PRODUCT], "without tensor cores, 1 identified by counters and 1 by name"),
-        ([COUNTED_PRODUCT, "my_gemm"], "without tensor cores, by counters"),
+        ([], "that use no tensor cores, judging by the kernels' names"),
+        ([COUNTED_PRODUCT], "that use no tensor cores, 1 of them identified by counters and 1 by name"),
+        ([COUNTED_PRODUCT, "my_gemm"], "that use no tensor cores, according to hardware counters"),
     ],
 )
 def test_by_counters_is_said_of_what_was_counted(counted, said):

@@ -147,7 +147,7 @@ def test_a_reference_that_is_not_finite_is_named(values):
     exact[3, : np.size(values)] = values
     found = verdict(exact, exact=of(exact))
     assert found.verdict == "failed"
-    assert "not finite in float64 itself for 1 of 64: give other inputs or weights" in found.note
+    assert "not finite in float64 itself for 1 of 64: give different inputs or weights" in found.note
 
 
 @pytest.mark.parametrize(("images", "passed"), [(2, True), (3, False)])

@@ -195,7 +195,7 @@ def test_images_that_are_off_and_that_no_rounding_moves_fail(shared):
     found = checked(onepass(shared, variant=Variant.parse("custom"), batch_size=8), run=some_are_garbage)
     assert 0 < found.images_off <= found.images_off_allowed
     assert found.verdict == "failed"
-    assert "but its float64 answer does not move in 16 draws of 4 times its rounding" in found.note
+    assert "but its float64 answer does not move that far in 16 draws of 4 times its rounding" in found.note
 
 
 def as_own_file(folder):

@@ -100,7 +100,7 @@ def test_a_loop_of_ones_own(tmp_path):
 
 def test_a_folder_with_a_profile_is_left_as_it_is(tmp_path):
     (tmp_path / "trace.json.gz").write_text("kept")
-    with pytest.raises(UsageError, match="choose another folder"), profiled(tmp_path):
+    with pytest.raises(UsageError, match="choose a different folder"), profiled(tmp_path):
         pass
     assert (tmp_path / "trace.json.gz").read_text() == "kept"
 

@@ -69,7 +69,7 @@ def test_a_compiled_model_is_one_whole_that_keeps_its_name_and_does_not_train(tm
 
 
 def test_kernels_without_gradients_do_not_train(tmp_path):
-    with pytest.raises(Unsupported, match="training is measured on"):
+    with pytest.raises(Unsupported, match="training can be measured with"):
         open_work(profile_job(tmp_path, variant="custom", workload="train"))
 
 
