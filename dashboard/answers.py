@@ -1,4 +1,4 @@
-"""What ships on each board, by the rule of `benchd recommend`, from the newest record of each case and place."""
+"""Decides what to ship on each board, by the rule of `benchd recommend`, from each case's newest record."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ Outcome = Literal["ships", "fastest", "inconclusive", "nothing"]
 
 
 class Kind(NamedTuple):
-    """What boards of the same kind have in common: SoC, GPU or CPU, power mode, and the device that computes."""
+    """The common properties of boards of the same kind: SoC, GPU or CPU, power mode, and the device that computes."""
 
     chip: str
     power_mode: str
@@ -24,11 +24,12 @@ class Kind(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The decision on a model on a board.
+    """The decision on a model for a board.
 
-    `variant` ships, is in the lead if the outcome is inconclusive, or is the fastest despite too few processes.
-    `result` is its record, and `doubt` says that they are too few and what disturbed it. `words` is the line that
-    `benchd recommend` prints, `failed` are the variants that fail their check. `change` is since the previous setup.
+    `variant` ships, or is in the lead if the outcome is inconclusive, or is the fastest despite too few processes.
+    `result` is its record, and `doubt` says that the processes are too few and what disturbed them. `words` is the line
+    that `benchd recommend` prints, `failed` are the variants that fail their check. `change` is the change since the
+    previous setup.
     """
 
     subject: str
@@ -45,7 +46,7 @@ class Choice(NamedTuple):
 
 
 class Newest(NamedTuple):
-    """The newest result of a case and place on a board, even a failed one; `why` it cannot win, or None."""
+    """The newest result of a case and place on a board, even a failed one; `why` says why it cannot win, if so."""
 
     result: Result
     kind: Kind
@@ -63,10 +64,10 @@ class Answers:
 
     def __init__(self, store: Store, changes: Changes) -> None:
         self._kept, self._changes = BoardCache(store, _board), changes
-        self.changes: list[Change] = []  # from the last update
+        self.changes: list[Change] = []  # changes found in the last update
 
     def update(self) -> tuple[dict[str, list[Choice]], int]:
-        """Return the choices by board, and how many boards have still to be read to be up to date."""
+        """Return the choices by board, and how many boards have still to be read for them to be up to date."""
         found, left, _ = self._kept.update()
         changes, left_of_changes = self._changes.update("setup")
         known = {(change.device_id, change.case_id, *change.where): change for change in changes}
@@ -94,7 +95,7 @@ def _board(board: Runs) -> _Board:
         for where, (newest, *_) in by_place(of_case, reported=False).items():
             keys[where].append(newest.key)
     whole = _Board([], [])
-    for of_where in keys.values():  # one at a time, to hold few records in memory
+    for of_where in keys.values():  # one at a time, to keep few records in memory
         records = board.records(of_where)
         whole.choices.extend(_choices(records))
         why = unable(records)
@@ -137,7 +138,7 @@ def _kind(environment: Environment) -> Kind:
 
 
 def _agreed(record: Record) -> str:
-    """Return how the answers agree with float64's, or with the labels if available."""
+    """Return how well the answers agree with the labels if available, else with float64's answers."""
     if record.accuracy:
         value = record.accuracy.value
         figure = f"{100 * value:.1f} %" if record.accuracy.is_share else f"{value:.4g}"

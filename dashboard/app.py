@@ -1,4 +1,4 @@
-"""`benchd dashboard`: a collector, and the pages that show what it stores."""
+"""`benchd dashboard`: runs a collector, and the pages that show the stored data."""
 
 import os
 import signal
@@ -35,13 +35,13 @@ from benchd.dashboard.views import (
 )
 
 TOKEN_VARIABLE = "BENCHD_DASHBOARD_TOKEN"  # noqa: S105 - the name of a variable
-END_S = 5.0  # for a collector that is still connecting
+END_S = 5.0  # time limit for ending a collector that is still connecting
 
 
 def serve(
     broker: Broker, database: str, name: str, host: str, port: int, *, collect: bool, notify: Settings | None = None
 ) -> None:
-    """Serve the pages until a signal; beyond the loopback interface only with a token in BENCHD_DASHBOARD_TOKEN.
+    """Serve the pages until a signal; beyond the loopback interface, only with a token in BENCHD_DASHBOARD_TOKEN.
 
     With `collect`, a collector runs in a thread and sends the notices configured in `notify`.
     """
@@ -49,7 +49,8 @@ def serve(
     if not is_loopback(host) and token is None:
         raise UsageError(f"--host {host}: access from other machines needs a token; set {TOKEN_VARIABLE}")
     require_free(host, port)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn stops on the signal and then raises it again
+    # uvicorn stops on the signal, and then raises the signal again
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     store, stop = Store(database), threading.Event()
     given = broker, database, identity.checked(name, "collector name"), stop, notify
     collecting = threading.Thread(target=collector.collect, args=given, name="benchd.collector", daemon=True)
@@ -80,7 +81,7 @@ def serve(
 
 
 def _add_errors() -> None:
-    """Show unknown addresses, and pages that failed before they began, in the frame of all pages."""
+    """Show errors in the pages' frame for unknown addresses, and for pages that failed before they began."""
 
     @app.exception_handler(404)
     async def unknown(request: Request, error: Exception) -> Response:

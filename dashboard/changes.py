@@ -1,4 +1,4 @@
-"""How each case on each board changed since an update or a date, judged together by the rule of `benchd compare`."""
+"""Finds how each board's cases changed since an update or a date, judged together by the rule of `benchd compare`."""
 
 import threading
 from collections import defaultdict
@@ -17,9 +17,9 @@ from benchd.dashboard.runs import BoardCache, Runs
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import count, percent, short
 
-RUNS = 5  # of each setup that is compared
-DATES = 4  # cached; others are read again
-NAMED = 2  # differences between two setups listed in a summary
+RUNS = 5  # number of runs compared from each setup
+DATES = 4  # maximum number of cached dates; others are read again
+NAMED = 2  # number of differences between setups listed in a summary
 DIFFERENCES, SEPARATING_CHARS = 200, 1000  # limits per change
 
 UPDATES: dict[str, Callable[[Result], object]] = {
@@ -29,15 +29,15 @@ UPDATES: dict[str, Callable[[Result], object]] = {
     "driver": lambda run: run.driver,
     "fingerprint": lambda run: run.fingerprint.partition("-")[0],
 }
-"""What identifies a setup, by the name of the update: benchd with its sources, or the environment without benchd."""
+"""The identity of a setup, by the name of the update: benchd with its sources, or the environment without benchd."""
 
 _Where = tuple[str, str]  # the device that computes, and the power mode
 
 
 class Change(NamedTuple):
-    """A case on a board now and before, each from several runs, with the key and time of the newest.
+    """A case on a board now and before, each with several runs, and the key and time of the newest.
 
-    `first_s` is when the case was first measured in its current setup, so that it changed then at the latest. `mark`
+    `first_s` is when the case was first measured in its current setup, which is the latest time of the change. `mark`
     says what disturbed the runs. `differences` describes how the setups differ, and `separating` how to find out which
     difference counts; both are empty within a setup. The verdict is corrected for all changes in the fleet.
     """
@@ -92,7 +92,7 @@ class Changes:
 
 
 def extent(alike: Sequence[Change], of: int) -> str:
-    """Return how many out of `of` cases became slower, or faster, by how much, and what disturbed any of them."""
+    """Return how many of `of` cases became slower or faster, by how much, and what disturbed any of them."""
     shares = sorted(abs(change.verdict.effect or 0.0) for change in alike)
     low, high = (percent(share, "") for share in (shares[0], shares[-1]))
     between, mark = low if low == high else f"{low} to {high}", next((one.mark for one in alike if one.mark), "")
@@ -119,7 +119,7 @@ def _since_update(board: Runs, part: Callable[[Result], object]) -> Iterator[Cha
 
 
 def _since_date(board: Runs, date_s: float) -> Iterator[Change]:
-    """Yield the change of each case from the setup at the date to the newest setup since."""
+    """Yield the change of each case from the setup at the date to the newest one since then."""
     earlier = board.setups(before_s=date_s)
     for case_id, of_case in board.setups().items():
         at_date = by_place(earlier.get(case_id, []))
@@ -142,7 +142,7 @@ def by_place(of_case: Sequence[Result], *, reported: bool = True) -> dict[_Where
 def _change(
     board: Runs, of: tuple[Result, Result], before_keys: Sequence[str], since_s: float | None = None
 ) -> Iterator[Change]:
-    """Yield the change between runs of two setups, which may be the same; nothing without runs."""
+    """Yield the change between runs in two setups, which may be the same; nothing if there are no runs."""
     now_keys = board.keys(of[1], RUNS, since_s=since_s)
     records = board.records([*before_keys, *now_keys])
     before, now = ([record for record in records if record.key in keys] for keys in (before_keys, now_keys))
@@ -168,7 +168,7 @@ def _change(
 
 
 def _differences(before: Record, now: Record) -> list[str]:
-    """Return what changed between two setups, each as `name was → is`, benchd first."""
+    """Return the changes between two setups, each as `name was → is`, with benchd first."""
     is_updated = before.tool_version != now.tool_version
     changes = [_arrow("benchd", before.tool_version, now.tool_version)] if is_updated else []
     changes += [_arrow(*change) for change in sameness.environment_changes(before.environment, now.environment)]
@@ -185,7 +185,7 @@ def _arrow(name: str, was: str, now: str) -> str:
 
 
 def _separating(before: Record, now: Record) -> str:
-    """Return how to find out which difference between two setups changed the time."""
+    """Return instructions for finding out which difference between two setups changed the time."""
     if sameness.environment_difference(before.environment, now.environment) is None:
         return both_here(now)
     named = _differences(before, now)

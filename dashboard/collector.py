@@ -1,6 +1,6 @@
-"""A process that stores what devices publish, and acknowledges messages to the broker only after the commit.
+"""A process that stores the devices' messages, and acknowledges them to the broker only after the commit.
 
-Unacknowledged messages come again after a crash of this process, the broker or the database; their keys make that
+Unacknowledged messages are sent again after a crash of this process, the broker or the database; their keys make that
 harmless. If messages do not arrive at all, their numbers are missing, and the collector requests them from the device.
 Several collectors with different names can share the work for one database.
 """
@@ -34,18 +34,19 @@ from benchd.dashboard.notices import Settings, telling
 from benchd.dashboard.queries import Gap
 from benchd.dashboard.store import Store
 
-SESSION_S = 7 * 86400  # how long a broker queues messages for a disconnected collector
+SESSION_S = 7 * 86400  # for how long a broker queues messages for a disconnected collector
 IDLE_S = 1.0
 TIDY_S = 60.0
 PRESENCE_S = 5.0
 ASK_FIRST_S, ASK_LAST_S = 60.0, 86400.0
-ASKS, ASK_LINES = 10, 5000  # logs requested at once, and lines of each
+ASKS, ASK_LINES = 10, 5000  # maximum number of logs requested at once, and of lines from each
 ASK_EXPIRY_S = 60
-CLOCK_STEP_S, BELIEVED_S = 3600.0, 86400.0  # a larger change of the clock is trusted after a day
+# a change of the clock by more than the first is trusted only after the second
+CLOCK_STEP_S, BELIEVED_S = 3600.0, 86400.0
 DATABASE_S = 5.0
 MAX_DELAY_S = 30.0
-DAY_BYTES = 2 * 2**30  # per device: results beyond that come again when requested
-AGAIN = 32  # quarantined messages read again at once
+DAY_BYTES = 2 * 2**30  # limit per device; results beyond it are sent again when requested
+AGAIN = 32  # number of quarantined messages that are read again at once
 OUTAGES = (OperationalError, InterfaceError, InternalError)  # database outages; any other error is due to the message
 
 
@@ -64,7 +65,7 @@ def run(broker: Broker, database: str, name: str, notify: Settings | None = None
 
 
 def collect(broker: Broker, database: str, name: str, stop: threading.Event, notify: Settings | None = None) -> None:
-    """Collect until `stop` and, with `notify`, tell people what is wrong with a device.
+    """Collect until `stop` and, with `notify`, notify people of problems with devices.
 
     Retries if the database or the broker cannot be reached.
     """
@@ -89,13 +90,13 @@ class Collector:
         self._store, self._broker, self._name = store, broker, name
         self._since_s = math.inf
         self._presence_due = self._tidy_due = 0.0
-        self._asks: dict[tuple[str, str, int], tuple[float, float]] = {}  # when to request a gap, and the last delay
+        self._asks: dict[tuple[str, str, int], tuple[float, float]] = {}  # when to request each gap, and the last delay
         self._clock_s, self._steady_due = time.time() - time.monotonic(), 0.0
-        self._taken_bytes: Counter[str] = Counter()  # since the start of the day
+        self._taken_bytes: Counter[str] = Counter()  # bytes since the start of the day
         self._day_ends = 0.0
 
     def listens_since_s(self) -> float:
-        """Return since when messages can arrive, by the current wall clock; infinity while they cannot."""
+        """Return the time since which messages can arrive, by the current wall clock; infinity while they cannot."""
         return time.time() - time.monotonic() + self._since_s
 
     def run(self, stop: threading.Event) -> None:
@@ -144,7 +145,7 @@ class Collector:
                 self._commit([each])
 
     def _beyond_day(self, message: Arrived) -> list[Row]:
-        """Return what to store instead of a message once its device has used its share of the database."""
+        """Return the row to store in place of a message whose device has used up its share of the database."""
         if time.monotonic() >= self._day_ends:
             self._taken_bytes.clear()
             self._day_ends = time.monotonic() + DAY_S
@@ -175,8 +176,8 @@ class Collector:
     def _ask_for_missing(self, feed: Feed, now_s: float) -> None:
         """Request missing messages from devices, with a delay, because another collector may be storing them.
 
-        A device gets one request at a time for a range that spans its missing numbers, so that those in between come
-        twice. Devices that have waited longest come first.
+        A device gets one request at a time, for a range that spans its missing numbers, so that those in between are
+        sent twice. Devices that have waited longest come first.
         """
         missing = {gap[:3]: gap for gap in queries.gaps(self._store, online=True)}  # the end of a gap may grow
         asks = {key: self._asks.get(key, (now_s + ASK_FIRST_S, ASK_FIRST_S)) for key in missing}
@@ -196,7 +197,7 @@ class Collector:
         self._asks = asks
 
     def _is_steady(self, now_s: float) -> bool:
-        """Return whether the wall clock was not set for a day, or since the start: setting it must expire nothing."""
+        """Return whether the clock has not been set for a day, or since the start: else data would expire wrongly."""
         clock_s = time.time() - now_s
         if abs(clock_s - self._clock_s) > CLOCK_STEP_S:
             self._clock_s, self._steady_due = clock_s, now_s + BELIEVED_S
@@ -204,7 +205,7 @@ class Collector:
 
     def _report(self, error: Exception) -> None:
         sys.stderr.write(f"collector {self._name}: {_reason(error)}; trying again\n")
-        with suppress(Exception):  # the error may be the database's
+        with suppress(Exception):  # the error may have come from the database
             self._say(_reason(error))
 
     def _say(self, problem: str | None) -> None:
@@ -212,7 +213,7 @@ class Collector:
 
 
 def _reason(error: Exception) -> str:
-    """Return one line; a database error would otherwise quote its statement and every value."""
+    """Return the error in one line; a database error would otherwise quote its statement and every value."""
     if isinstance(error, DBAPIError):
         return str(error.orig).strip().replace("\n", " ")
     return str(error) if isinstance(error, Ended) else f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Asks a device to run a suite, and reports the outcome: nobody asks again while a request is open."""
+"""Asks a device to run a suite, and reports the outcome; the suite is not requested again while a request is open."""
 
 import time
 import uuid
@@ -22,7 +22,7 @@ CLIENT = "page"
 
 
 class Answer(NamedTuple):
-    """The device's answer; `reason` says why it refused or did not answer, and `by` whose reason that is."""
+    """The device's answer; `reason` says why it refused or did not answer, and `by` who gave that reason."""
 
     accepted: bool
     reason: str | None = None
@@ -57,14 +57,14 @@ def _answer(body: bytes) -> Answer:
 
 
 class SuiteRequest(NamedTuple):
-    """A request at a Unix time and its answer, or None before there is one."""
+    """A request, its Unix time and its answer, which is None at first."""
 
     asked_s: float
     answer: Answer | None = None
 
 
 class Progress(NamedTuple):
-    """The outcome of a request in words, and whether the suite may be requested now."""
+    """The outcome of a request in words, and whether the suite may now be requested."""
 
     words: str
     is_open: bool

@@ -1,4 +1,4 @@
-"""What is wrong with each board, in a word: the worst comes first on Home and Fleet."""
+"""Finds each board's condition, in one word; the worst come first on Home and Fleet."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from benchd.dashboard.text import age, figure
 
 Condition = Literal["slower", "silent", "throttled", "failed check", "problem", "no status", "fine"]
 CONDITIONS: tuple[Condition, ...] = get_args(Condition)
-TROUBLES = CONDITIONS[:-2]  # in these a board needs help
+TROUBLES = CONDITIONS[:-2]  # conditions in which a board needs help
 SHAPES: dict[Condition, str] = {
     "slower": "▲",
     "silent": "○",
@@ -33,7 +33,7 @@ SHAPES: dict[Condition, str] = {
 
 
 class BoardCondition(NamedTuple):
-    """A device, the worst thing wrong with it, details, and since when it has been slower, if known."""
+    """A device, its worst problem, details, and since when it has been slower, if known."""
 
     device: Device
     condition: Condition
@@ -49,7 +49,7 @@ class BoardCondition(NamedTuple):
 def boards(
     store: Store, choices: Mapping[str, Sequence[Choice]], now_s: float, changes: Iterable[Change] = ()
 ) -> list[BoardCondition]:
-    """Return every known board, those in trouble first; `changes` of its cases say how much slower they became."""
+    """Return every known board, those in trouble first; `changes` tell how much slower their cases became."""
     slower, changed = _slower(store), defaultdict[str, list[Change]](list)
     regressed_s = _regressed_s(store, slower)
     for change in changes:
@@ -130,7 +130,7 @@ def _than_baseline(latest: Latest) -> str:
 
 
 def _since_setup(choices: Sequence[Choice], changes: Sequence[Change]) -> list[str]:
-    """Return how many cases became slower, by what changed, if any of them ships."""
+    """Return how many cases became slower, by the kind of change, if any of them ships."""
     if not any(choice.change and choice.change.verdict.answer == "slower" for choice in choices):
         return []
     slower: dict[str, list[Change]] = defaultdict(list)

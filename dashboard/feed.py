@@ -1,4 +1,4 @@
-"""Receives what devices publish over one connection; messages are acknowledged explicitly, once stored safely."""
+"""Receives the devices' messages over one connection; they are acknowledged explicitly, once they are stored safely."""
 
 import time
 
@@ -17,14 +17,14 @@ MAX_PACKET_BYTES = 2**21  # a broker drops larger messages
 class Feed:
     """A connection, for a single thread. Raises Ended if it cannot be made, or ends.
 
-    With `session_s` the broker queues messages for this client id for that long after the connection has ended. Feeds
+    With `session_s`, the broker queues messages for this client id for that long after the connection has ended. Feeds
     in the same `group`, one per database and with an unguessable name, split the work. With MQTT 3.1.1 or a broker
-    without shared subscriptions each feed gets everything. The store recognises duplicate results and events by their
-    keys, but stores telemetry once for each collector.
+    without shared subscriptions, each feed gets all messages. The store recognises duplicate results and events by
+    their keys, but stores telemetry once for each collector.
     """
 
     def __init__(self, broker: Broker, client_id: str, session_s: int = 0, group: str = "") -> None:
-        # one batch in transit while the other is being stored
+        # twice, so that one batch is in transit while the other is being stored
         terms = Terms(keep_s=session_s, receive_maximum=2 * BATCH, max_packet_bytes=MAX_PACKET_BYTES)
         deadline = time.monotonic() + CONNECT_S
         self._connection = connect(broker, client_id, deadline, terms)
@@ -38,11 +38,13 @@ class Feed:
 
     def batch(self, wait_s: float) -> list[Arrived]:
         """Return the messages that have arrived, in order; empty if none came within `wait_s`."""
-        self._connection.take_acknowledged()  # whatever was requested and did not arrive is requested again
-        arrived = self._connection.take_received()  # including messages from before the subscription's answer
+        self._connection.take_acknowledged()  # not needed: requested messages that do not arrive are requested again
+        # these may include messages from before the answer to the subscription
+        arrived = self._connection.take_received()
         arrived += self._more(0.0 if arrived else wait_s)
         deadline = time.monotonic() + BATCH_S
-        pause_s = PAUSE_S if self._last > 1 else 0.0  # some brokers wait for each acknowledgement
+        # single messages are not held back, because some brokers wait for each acknowledgement
+        pause_s = PAUSE_S if self._last > 1 else 0.0
         while 0 < len(arrived) < BATCH and time.monotonic() < deadline:
             if sum(len(one.body) for one in arrived) > BATCH_BYTES or not (more := self._more(pause_s)):
                 break

@@ -1,4 +1,4 @@
-"""Access to the pages: the right host name, same origin, and beyond loopback a token; strict headers for all.
+"""Controls access to the pages: the right host name, same origin, beyond loopback a token; strict headers for all.
 
 NiceGUI compiles its templates in the browser, so scripts need 'unsafe-inline' and 'unsafe-eval'; tests open every view
 under this policy.
@@ -53,7 +53,7 @@ def require_free(host: str, port: int) -> None:
 
 
 class Guard:
-    """ASGI middleware. Without a `token` it answers only loopback names, so that no other name leads here."""
+    """ASGI middleware. Without a `token`, it answers only to loopback names, so that other names do not lead here."""
 
     def __init__(self, app: Any, token: str | None) -> None:
         self._app, self._token = app, token
@@ -95,7 +95,7 @@ class Guard:
 
 
 def _without_token(request: HTTPConnection) -> str:
-    """Return the requested address as a path on this site: a browser treats a leading // as a host."""
+    """Return the requested address as a path on this site, because a browser treats a leading // as a host."""
     rest = urlencode([one for one in request.query_params.multi_items() if one[0] != "token"])
     return quote("/" + request.scope["path"].lstrip("/")) + (f"?{rest}" if rest else "")
 

@@ -1,6 +1,6 @@
-"""What all pages share: the frame, the style and the number formats.
+"""The parts that all pages share: the frame, the style and the number formats.
 
-Text from a device is shown as text of limited length, never as HTML.
+Text from devices is shown with limited length, and never as HTML.
 """
 
 import asyncio
@@ -22,7 +22,8 @@ from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.text import age, clock, more, short
 
 REFRESH_S = 2.0
-PATIENCE_S = 30.0  # NiceGUI's limit for building a page; after the default of 3 s a busy board would get a 500
+# NiceGUI's time limit for building a page; with the default of 3 s, busy boards would get an error 500
+PATIENCE_S = 30.0
 SLOW_S = 5.0
 SLOW = f"The database has not answered for {SLOW_S:.0f} s. This page waits for it."
 UNREACHABLE = "The database does not answer: "
@@ -62,7 +63,7 @@ def laid_out(title: str) -> Iterator[None]:
 
 
 def _links(request: Request) -> None:
-    """Show the links to the pages, with the current one marked, and a search for boards and cases."""
+    """Show the links to the pages, marking the current one, and a search for boards and cases."""
     with ui.element("nav").props("aria-label=pages"):
         for name, target in PAGES.items():
             link = ui.link(name, target)
@@ -75,9 +76,9 @@ def _links(request: Request) -> None:
 
 @asynccontextmanager
 async def frame(title: str) -> AsyncIterator[None]:
-    """Lay out a page and send it; content is shown as soon as it has been read, and so are errors.
+    """Lay out a page and send it; content and errors are shown as soon as they are known.
 
-    Ends here for a client that has left, or that never opens a connection, such as curl.
+    This ends for a client that has left, or that never opens a connection, such as curl.
     """
     client = ui.context.client
     with laid_out(title):
@@ -104,7 +105,7 @@ def _has_left(client: Client, error: Exception) -> bool:
 
 
 def _words(error: Exception) -> str:
-    """Return what went wrong and what to do; any error except the database's is a bug in benchd, for its log."""
+    """Return what went wrong and what to do; an error from anything but the database is a bug, and is logged."""
     if isinstance(error, DBAPIError):
         return f"{UNREACHABLE}{short(error.orig)}. Check that it is running."
     logging.getLogger(__name__).error("a page failed", exc_info=error)
@@ -138,7 +139,7 @@ def heading(text: str, level: int = 2) -> ui.element:
 
 
 def notice(text: str) -> ui.label:
-    """Show what is missing and what to do about it."""
+    """Show a notice that says what is missing and what to do about it."""
     return ui.label(text).classes("notice").props("role=status")
 
 
@@ -181,7 +182,7 @@ def stacked(*headings: str) -> Iterator[None]:
 
 
 def chip(words: str, target: str, look: str, *, is_chosen: bool) -> None:
-    """Show a link to a subset of the page, marked if that is shown now."""
+    """Show a link to a subset of the page, marked if that is currently shown."""
     with ui.link(words, target).classes(f"chip {look}") as link:
         if is_chosen:
             link.props("aria-current=true")
@@ -196,7 +197,7 @@ def local(unix_s: float) -> str:
 
 
 def since_when(unix_s: float) -> str:
-    """Return since when something is so, with how long ago that is."""
+    """Return a time since which something has been the case, and how long ago that is."""
     return f"since {local(unix_s)}, {age(time.time() - unix_s)}"
 
 

@@ -16,10 +16,10 @@ BYTES = {
 }
 OTHER_BYTES = 64 * 1024
 VALUES = 50_000  # a real record has 1,400; each value takes far more memory than in JSON
-SHOWN = 50  # a page shows at most this many of anything, and how many more there are
-READ = 1_000  # and counts no further
+SHOWN = 50  # a page shows at most this many items, and how many more there are
+READ = 1_000  # items beyond this number are not even counted
 DAY_S = 86_400.0
-LAST_PAGE = 1_000_000  # so that its offset fits in the integers of databases and browsers
+LAST_PAGE = 1_000_000  # keeps the offset within the integers of databases and browsers
 
 
 class TooLarge(Exception):
@@ -32,7 +32,7 @@ def page(given: int) -> int:
 
 
 def day_s(text: str) -> float | None:
-    """Return when a day like 2026-11-20 begins in UTC, in Unix time; None if the text is not a day."""
+    """Return the Unix time when a day such as 2026-11-20 begins in UTC; None if the text is not a day."""
     try:
         return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=timezone.utc).timestamp()
     except ValueError:
@@ -43,5 +43,5 @@ def check(kind: str, body: bytes) -> None:
     """Raise TooLarge for a body beyond the limits of its kind, whether or not it is JSON."""
     if len(body) > (most := BYTES.get(kind, OTHER_BYTES)):
         raise TooLarge(f"more than {most} bytes")
-    if sum(map(body.count, (b"{", b"[", b","))) > VALUES:  # including those inside strings
+    if sum(map(body.count, (b"{", b"[", b","))) > VALUES:  # includes characters inside strings
         raise TooLarge(f"more than {VALUES} values")

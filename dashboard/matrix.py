@@ -1,4 +1,4 @@
-"""The choices as a matrix of models by boards, or by kinds of board if there are many; pure functions."""
+"""Arranges the choices as a matrix of models by boards, or by kinds of board if there are many; pure functions."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from benchd.dashboard.answers import Choice, Kind, Outcome
 
-MOST_BOARDS = 24  # shown individually; more are grouped by kind
+MOST_BOARDS = 24  # maximum number shown individually; more boards are grouped by kind
 
 
 class MatrixRow(NamedTuple):
-    """A board, with its id, or a kind of board, without one; `boards` of it have a choice."""
+    """A board, with its id, or a kind of board, without one, of which `boards` have a choice."""
 
     device_id: str
     kind: Kind
@@ -18,10 +18,11 @@ class MatrixRow(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """What a row's boards, `device_ids`, choose for a model: `lead` has the median time among those `agreeing`.
+    """The choice of a row's boards, `device_ids`, for a model: `lead` has the median time among those `agreeing`.
 
-    `range_ms` is their smallest and largest median, or None for a single board. `failed` are variants with the number
-    of boards on which they fail their check; `slower` counts boards that became slower since their last setup.
+    `range_ms` is their smallest and largest median, or None for a single board. `failed` contains variants and the
+    number of boards on which they fail their check; `slower` is the number of boards that became slower since their
+    last setup.
     """
 
     lead: Choice
@@ -39,7 +40,7 @@ class Cell(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """The models, those on most boards first, the rows, and the known cells."""
+    """The models, sorted by the number of boards that have them, the rows, and the known cells."""
 
     subjects: list[str]
     rows: list[MatrixRow]
@@ -47,7 +48,7 @@ class Matrix(NamedTuple):
 
 
 def matrix(choices: Iterable[Choice], order: Sequence[str], *, by_kind: bool) -> Matrix:
-    """Return the matrix of these choices, with boards in this `order` of ids, or kinds with most boards first."""
+    """Return the matrix of these choices, with boards in this `order` of ids, or the most common kinds first."""
     known = list(choices)
     boards: dict[tuple[str, Kind], set[str]] = defaultdict(set)
     for choice in known:

@@ -1,4 +1,4 @@
-"""Parses what devices publish into rows for the store: pure, and never raises, whatever the body."""
+"""Parses the devices' messages into rows for the store; pure, and never raises an error, whatever the body."""
 
 import hashlib
 import math
@@ -20,12 +20,12 @@ from benchd.daemon.verdicts.rows import columns
 from benchd.daemon.verdicts.when import measured_s
 from benchd.dashboard import limits
 
-TEXT_LIMIT = 512  # bytes in a searchable column; PostgreSQL indexes at most 2,704 bytes in up to four of them
-ID_LIMIT = TEXT_LIMIT - 33  # of a device: a key also contains a run id of 32 characters
-NAME_CHARACTERS = 32  # of an event
+TEXT_LIMIT = 512  # bytes in a searchable column: PostgreSQL indexes at most 2,704 bytes, in up to four of these columns
+ID_LIMIT = TEXT_LIMIT - 33  # for a device, because a key also contains a run id of 32 characters
+NAME_CHARACTERS = 32  # maximum length of an event's name
 INTEGER_LIMIT = 2**63  # the range of both databases
 CLEARED = b"{}"  # the body of a document whose topic its device has cleared
-READER = version("benchd")  # a later version may be able to read what this one quarantines
+READER = version("benchd")  # a later version may be able to read messages that this one quarantines
 
 _Rows = Iterator[tuple[str, dict[str, Any]]]
 _Reader = Callable[[topics.Address, Arrived], _Rows]
@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What tables show of a Record; energy is per inference and gross, times are in milliseconds.
+    """The fields of a Record that tables show; energy is per inference and gross, times are in milliseconds.
 
     `measured_s` is by the device's clock, or equals `arrived_s` if that clock cannot have been right. `computes` is
     `cpu` or `cuda`, and `threads` is None for a worker that died before reporting its environment.
@@ -90,9 +90,9 @@ class _Unreadable(Exception):
 
 
 def rows(message: Arrived) -> list[Row]:
-    """Return the rows of a message; an unreadable one becomes a row in quarantine, with the reason.
+    """Return the rows of a message; an unreadable message becomes a row in quarantine, with the reason.
 
-    One beyond the limits of its kind is quarantined without its body, once per topic.
+    A message beyond the limits of its kind is quarantined without its body, once per topic.
     """
     address = _address(message.topic)
     arrived = _arrived(address, message)
@@ -109,19 +109,20 @@ def rows(message: Arrived) -> list[Row]:
         return [quarantined(message, str(error)), *arrived]
     except Exception as error:  # a bug here must affect only one message, not the collector
         return [quarantined(message, f"{type(error).__name__}: {error}"), *arrived]
-    is_offline = address.kind == "status" and stored[0].values["state"] == "offline"  # perhaps a silent device's will
+    # may be the will of a silent device
+    is_offline = address.kind == "status" and stored[0].values["state"] == "offline"
     seen_s = None if message.retained or is_offline or not message.body else message.arrived_s
     return [*stored, *arrived, Row("device", {"device_id": address.device_id, "seen_s": seen_s})]
 
 
 def _address(topic: str) -> topics.Address | None:
-    """Parse a topic; None for another application's, or one with an id that no table can store."""
+    """Parse a topic; return None for a different application's, or one with an id that no table can store."""
     address = topics.parse(topic)
     return address if address and len(address.device_id) <= ID_LIMIT else None
 
 
 def _arrived(address: topics.Address | None, message: Arrived) -> list[Row]:
-    """Return the number of a result or event, if any, even of a quarantined one, so that it is not requested again."""
+    """Return the number of a result or event, if any; even quarantined ones are not requested again."""
     if address is None or address.kind not in ("result", "event") or not (numbers := HEAD.match(message.body)):
         return []
     seq = int(numbers[2])
@@ -146,7 +147,7 @@ def _result(address: topics.Address, message: Arrived) -> _Rows:
 
 
 def flat(record: Record, arrived_s: float) -> Result:
-    """Return what tables show of a record."""
+    """Return the fields of a record that tables show."""
     environment = record.environment
     own = {
         "key": record.key,
@@ -173,7 +174,7 @@ def _retained(kind: type[Struct], state: str = "") -> _Reader:
 
     def read(address: topics.Address, message: Arrived) -> _Rows:
         document = msgspec.json.decode(message.body, type=kind) if message.body else None
-        # a retained one is no late will: the broker still has it
+        # a retained message is not a late will, because the broker still has it
         is_over = message.retained and getattr(document, "state", "") == "offline"
         yield (
             "document",
@@ -226,7 +227,7 @@ _READERS: dict[str, _Reader] = {
 
 
 def _refuse_unstorable(row: Row) -> None:
-    """Raise for a value that either SQLite or PostgreSQL would reject, so that both store the same."""
+    """Raise an error for a value that SQLite or PostgreSQL would reject, so that both store the same values."""
     for column, value in row.values.items():
         if isinstance(value, str) and (len(value.encode()) > TEXT_LIMIT or "\0" in value):
             raise _Unreadable(f"{column} is longer than {TEXT_LIMIT} bytes or contains a NUL")
@@ -237,7 +238,7 @@ def _refuse_unstorable(row: Row) -> None:
 
 
 def quarantined(message: Arrived, reason: str) -> Row:
-    """Return the row of a message that cannot be stored as what it claims to be."""
+    """Return the row for a message that cannot be stored as its topic requires."""
     return Row(
         "quarantine",
         {

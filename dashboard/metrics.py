@@ -1,7 +1,7 @@
-"""`/metrics`: the fleet for Prometheus.
+"""`/metrics`: reports the fleet to Prometheus.
 
-The gauges of a device have the same names as in the file that a service writes for node_exporter, so that one set of
-alerts covers both.
+A device's gauges have the same names as in the file that a service writes for node_exporter, so that one set of alerts
+works for both.
 """
 
 import time
@@ -27,7 +27,7 @@ _Thing = TypeVar("_Thing")
 _Gauges = dict[str, tuple[str, Callable[[_Thing], float | None]]]
 
 
-# by name: its help text and its value, or None if unknown
+# by name: the help text, and the value or None if it is unknown
 DEVICE: _Gauges[Device] = {
     "online": ("1 while the device is online.", lambda device: device.state == "online"),
     "problem": ("1 while something is wrong.", lambda device: device.health.problem is not None),
@@ -48,12 +48,12 @@ CASE: _Gauges[Result] = {
     "case_energy_error_joules": ("Error bar of that energy.", lambda result: _scaled(result.energy_err_mj)),
     "case_check_passed": ("1 if the outputs were correct.", lambda result: _passed(result.checked)),
 }
-CASES = 10 * READ  # of those measured within KEEP_S
+CASES = 10 * READ  # maximum number of cases measured within KEEP_S
 CASE_LABELS = ("device_id", "case_id", "model", "variant", "batch_size")
 
 
 class Fleet(Collector):
-    """The gauges of every device, and of the last result of every current case, at the Unix time `now_s`."""
+    """The gauges for every device, and for the last result of every current case, at the Unix time `now_s`."""
 
     def __init__(self, store: Store, now_s: float) -> None:
         self._store, self._now_s = store, now_s

@@ -1,7 +1,7 @@
 """Notifies people of regressions, silent devices and failed checks by webhook, mail or anything else apprise supports.
 
-Each configured address is a channel: it gets every notice once, whichever collector sends it, and not more often than
-configured. Anything new in between waits for the channel's next message.
+Each configured address is a channel: it gets every notice once, whichever collector sends it, and messages no more
+often than configured. New notices in between wait for the channel's next message.
 """
 
 import hashlib
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 Subject = Literal["regression", "silent", "failed check"]
 LOOK_S = 15.0
-CLOCK_STEP_S = 10.0  # by which the clock was set, or the machine slept, since the last look
-NEWS_S = 86400.0  # older events are not news, for example when notices are first enabled
-KEPT = 10 * READ  # found within that time
+CLOCK_STEP_S = 10.0  # a larger jump since the last look means that the clock was set or the machine slept
+NEWS_S = 86400.0  # older events are not news, for example when notices are enabled for the first time
+KEPT = 10 * READ  # maximum number of notices found within that time
 TEMPLATE = Path(__file__).with_name("templates") / "notice.txt"
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
-    """The file of `--notify`. `urls` are apprise's; `silent_s` is how long a device may be silent without a notice.
+    """The file for `--notify`. `urls` are apprise's; `silent_s` is how long a device may be silent without notice.
 
-    `every_s` is the minimum time between two messages of a channel. `template` is a Jinja file whose first line is the
+    `every_s` is the minimum time between two messages to a channel. `template` is a Jinja file whose first line is the
     title; it gets `notices`, each with `subject`, `device` and `detail`.
     """
 
@@ -53,7 +53,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Notice(NamedTuple):
-    """A single notice; the `key` identifies the occurrence, and is the same for all collectors."""
+    """A single notice; the `key` identifies the occurrence, and is the same in all collectors."""
 
     key: str
     subject: Subject
@@ -64,7 +64,7 @@ class Notice(NamedTuple):
 def read(path: Path) -> Settings:
     """Return the settings in a TOML file.
 
-    Raises UsageError for a wrong file, address or template, NotAvailable without apprise.
+    Raises UsageError for an invalid file, address or template, NotAvailable without apprise.
     """
     try:
         settings = msgspec.toml.decode(path.read_bytes(), type=Settings)
@@ -80,7 +80,7 @@ def read(path: Path) -> Settings:
 
 @contextmanager
 def telling(store: Store, settings: Settings | None, collector: str, since_s: Callable[[], float]) -> Iterator[None]:
-    """Look for news in a separate thread while the block runs, if there are settings."""
+    """If there are settings, look for news in a separate thread while the block runs."""
     if settings is None:
         yield
         return
@@ -96,9 +96,10 @@ def telling(store: Store, settings: Settings | None, collector: str, since_s: Ca
 
 
 class Teller:
-    """Sends what is new in `store` to every channel; failures are reported to `say` and retried.
+    """Sends news from `store` to every channel; failures are reported to `say` and retried.
 
-    `since_s` returns since when its collector has been listening, or infinity while it cannot hear any device.
+    `since_s` returns the time since which the collector has been listening, or infinity while it cannot hear any
+    device.
     """
 
     def __init__(
@@ -106,7 +107,8 @@ class Teller:
     ) -> None:
         self._store, self._settings, self._say, self._since_s = store, settings, say, since_s
         self._clock_s, self._set_s = time.time() - time.monotonic(), 0.0
-        self._found: dict[str, tuple[float, Notice]] = {}  # with the time: a channel may be told half a day later
+        # with the time, because a channel may be notified half a day later
+        self._found: dict[str, tuple[float, Notice]] = {}
 
     def run(self, stop: threading.Event) -> None:
         """Send notices until `stop`; an unreachable database is reported by the collector."""
@@ -117,14 +119,14 @@ class Teller:
         now_s = time.time()
         was_s, self._clock_s = self._clock_s, now_s - time.monotonic()
         if abs(self._clock_s - was_s) > CLOCK_STEP_S:
-            self._set_s = now_s  # earlier messages are dated by a different clock
+            self._set_s = now_s  # earlier messages are dated by a clock with a different setting
         try:
             self.tell(now_s)
         except Exception as error:  # whatever failed, the next look may succeed
             self._say(f"notices: {type(error).__name__}; trying again")
 
     def tell(self, now_s: float) -> None:
-        """Send what is new, in one message per channel."""
+        """Send the news, in one message per channel."""
         self._keep_news(now_s)
         if not self._found:
             return
@@ -146,14 +148,15 @@ class Teller:
         """Send the notices and return why that failed, or an empty string."""
         try:
             title, body = _message(self._settings, notices)
-            taken = _sender(url).notify(body, title, body_format="text")  # or mail would be HTML from devices
-        except Exception as error:  # such as an edited template: the claim must be released
+            # otherwise mail would contain HTML from devices
+            taken = _sender(url).notify(body, title, body_format="text")
+        except Exception as error:  # for example caused by an edited template: the claim must be released
             return f"failed with {type(error).__name__}"
         return "" if taken else f"did not accept {len(notices)}"
 
 
 def news(store: Store, settings: Settings, now_s: float, since_s: float) -> Iterator[Notice]:
-    """Yield what is new within a day, as long as it lasts; the collector has been listening since `since_s`."""
+    """Yield the news of the last day, if still true; the collector has been listening since `since_s`."""
     names = queries.names(store)
     by_subject: dict[Subject, Callable[[], Iterator[tuple[str, str, str]]]] = {
         "regression": lambda: _regressions(store, now_s - NEWS_S),
@@ -166,7 +169,7 @@ def news(store: Store, settings: Settings, now_s: float, since_s: float) -> Iter
 
 
 def _regressions(store: Store, since_s: float) -> Iterator[tuple[str, str, str]]:
-    """Yield each regression since then."""
+    """Yield each regression since `since_s`."""
     wanted = select(EVENT.c.device_id, EVENT.c.key, EVENT.c.body)
     wanted = wanted.where(EVENT.c.name == "regression", EVENT.c.arrived_s > since_s)
     for device_id, key, body in reversed(store.read(wanted.order_by(EVENT.c.id.desc()).limit(KEPT))):
@@ -174,7 +177,7 @@ def _regressions(store: Store, since_s: float) -> Iterator[tuple[str, str, str]]
 
 
 def _silent(store: Store, now_s: float, since_s: float, silent_s: float) -> Iterator[tuple[str, str, str]]:
-    """Yield each device with a service that has been silent for that long although a collector was listening."""
+    """Yield each device with a service that has been silent for `silent_s` although a collector was listening."""
     if since_s > now_s - silent_s:
         return
     has_service = exists().where(
@@ -202,7 +205,7 @@ def _message(settings: Settings, notices: Sequence[Notice]) -> tuple[str, str]:
 
 
 def _sender(url: str) -> "Apprise":
-    """Return the sender for this address, which is empty and thus false if apprise does not support it."""
+    """Return the sender for this address, which is empty, and therefore false, if apprise does not support it."""
     try:
         from apprise import Apprise  # noqa: PLC0415 - most collectors tell nobody
     except ModuleNotFoundError:

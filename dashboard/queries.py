@@ -20,23 +20,23 @@ from benchd.dashboard.store import Store, joined
 
 STALE_S = 75.0  # a service reports its health every 30 s
 LIVE_S = 5.0
-STEP_S = 5  # between two points of a sparkline
-NEWEST = 10_000  # results that can be paged through and searched
+STEP_S = 5  # seconds between two points of a sparkline
+NEWEST = 10_000  # number of results that can be paged through and searched
 NEWEST_FIRST = (RESULT.c.measured_s.desc(), RESULT.c.arrived_s.desc())
-PLACES = ("model", "variant", "case_id", "flags")  # the columns that are searched for a text
+PLACES = ("model", "variant", "case_id", "flags")  # columns that are searched for a text
 UNCHECKED = "not checked"
 MOST_MISSING = 1_000_000
 NO_COLLECTOR = (
     "no collector is storing messages: start `benchd dashboard`, or one with --only collector; if one is running, its "
     "log says what prevents it, such as a full disk"
 )
-KNOWN_S = 7 * 86400.0  # a broker keeps a collector's messages equally long
+KNOWN_S = 7 * 86400.0  # a broker keeps a collector's messages for the same time
 
 State = Literal["online", "silent", "unknown"]
 
 
 class Device(NamedTuple):
-    """A device as shown in the fleet. `age_s` is the time since its own last message, or None for never.
+    """A device as shown in the fleet. `age_s` is the time since its own last message, or None if there was none.
 
     `throttled` is None if no sensor has reported it recently.
     """
@@ -51,7 +51,7 @@ class Device(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """An event of a device or a case, at its start; `at_s` is by the device's clock if that can have been right."""
+    """An event of a device, or the start of a case; `at_s` is by the device's clock, if that can have been right."""
 
     at_s: float
     name: str
@@ -59,7 +59,7 @@ class Mark(NamedTuple):
 
 
 class CollectorState(NamedTuple):
-    """A collector, when it last wrote, and what prevents it from storing more."""
+    """A collector, the time when it last wrote, and what prevents it from storing more."""
 
     name: str
     seen_s: float
@@ -92,14 +92,14 @@ class Filter(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A page of results, and their total number, which is counted up to NEWEST."""
+    """A page of results, and the total number of matches, which is counted up to NEWEST."""
 
     results: list[Result]
     total: int
 
 
 def fleet(store: Store, now_s: float, *, device_id: str = "") -> list[Device]:
-    """Return the known devices by id, at most the READ last heard, or only the one with `device_id`."""
+    """Return the known devices by id, at most the READ most recently heard, or only the one with `device_id`."""
     page = _known(store)
     if device_id:
         page = select(DEVICE.c.device_id, DEVICE.c.seen_s).where(DEVICE.c.device_id == device_id)
@@ -118,7 +118,7 @@ def fleet(store: Store, now_s: float, *, device_id: str = "") -> list[Device]:
 
 
 def _known(store: Store) -> Select[Any]:
-    """Return the query for the devices on the pages, last heard first; devices with a cleared status have left."""
+    """Return the query for the devices to show, last heard first; devices with a cleared status have left."""
     mine = (DOCUMENT.c.device_id == DEVICE.c.device_id, DOCUMENT.c.kind == "status", DOCUMENT.c.body == CLEARED)
     known = select(DEVICE.c.device_id, DEVICE.c.seen_s).where(~exists().where(*mine))
     return known.order_by(DEVICE.c.seen_s.desc().nulls_last(), DEVICE.c.device_id).limit(READ)
@@ -147,13 +147,13 @@ def _values(body: bytes) -> dict[str, float]:
 
 
 def _highest(values: dict[str, float], ending: str) -> float | None:
-    """Return the highest value of a kind of metric; a total power exceeds its parts, which are never summed."""
+    """Return the highest value of a kind of metric; powers are not summed, because a total exceeds its parts."""
     known = (value for metric, value in values.items() if metric.partition("@")[0].endswith(ending))
     return max(known, default=None)
 
 
 def names(store: Store) -> dict[str, str]:
-    """Return how each known device is shown, by id: its name with the id, or only the id."""
+    """Return each known device's displayed name by id: the name with the id, or only the id."""
     mine = select(_known(store).subquery().c.device_id)
     ids = sorted(row.device_id for row in store.read(mine))
     wanted = select(DOCUMENT.c.device_id, DOCUMENT.c.body)
@@ -192,13 +192,13 @@ def deployed(store: Store) -> list[OnBoard]:
 
 
 def _on_board(device_id: str, body: bytes, arrived_s: float) -> OnBoard:
-    """Return the content of a retained document, which arrives again with every connection."""
+    """Return the content of a retained document, which arrives again at every connection."""
     deployed = msgspec.json.decode(body, type=Deployed)
     return OnBoard(device_id, deployed, measured_s(deployed.t_wall, arrived_s) or arrived_s)
 
 
 def presence(said: str | None, age_s: float | None) -> State:
-    """Return a device's state: its last report, unless that is too old to rely on."""
+    """Return a device's last reported state, unless that report is too old to be reliable."""
     if said == "offline":
         return "silent"
     if said is None or age_s is None:
@@ -209,7 +209,7 @@ def presence(said: str | None, age_s: float | None) -> State:
 def results(store: Store, which: Filter, sort: str, descending: bool, offset: int, limit: int) -> Page:
     """Return `limit` results from `offset` on, ordered by a column of Result; results without a value come last.
 
-    Any order other than newest first covers only the NEWEST matches, and a text search covers as many, so that no query
+    Any order other than newest first applies only to the NEWEST matches, and so does a text search, so that no query
     reads every result.
     """
     name = sort if sort in Result._fields else "measured_s"
@@ -220,7 +220,7 @@ def results(store: Store, which: Filter, sort: str, descending: bool, offset: in
         source = _newest(which, columns(RESULT))
         shown = _contains(source, which.text)
     column = source.c[name]
-    order: list[ColumnElement[Any]] = [column.is_(None)] if column.nullable else []  # NULL order is not in any index
+    order: list[ColumnElement[Any]] = [column.is_(None)] if column.nullable else []  # no index has an order of NULLs
     order += [one.desc() if descending else one.asc() for one in (column, source.c.arrived_s, source.c.id)]
     with store.reading() as connection:
         total: int = connection.execute(_count(which)).scalar_one()
@@ -238,7 +238,7 @@ def after(store: Store, which: Filter, id_: int, limit: int) -> dict[int, Result
 def _newest(which: Filter, held: Sequence[Any]) -> Subquery:
     """Return the newest results that match all but the text, with their ids and these columns.
 
-    These include the columns for searching and sorting, because for a second look-up PostgreSQL reads every result.
+    They include the columns for searching and sorting, because PostgreSQL would read every result for a second look-up.
     """
     order = (*NEWEST_FIRST, RESULT.c.id.desc())
     return select(RESULT.c.id, *held).where(*_conditions(which)).order_by(*order).limit(NEWEST).subquery()
@@ -270,7 +270,7 @@ def columns(table: Any) -> list[Any]:
 
 
 def choices(store: Store, column: str) -> list[str]:
-    """Return the values of an indexed column of the results, sorted; each is looked up from the previous one."""
+    """Return the sorted values of an indexed column of the results, finding each from the previous one."""
     value = RESULT.c[column]
     seen = select(func.min(value).label("value")).cte(recursive=True)
     later = select(func.min(value)).where(value > seen.c.value).scalar_subquery()
@@ -305,7 +305,7 @@ def record(store: Store, key: str) -> Record | None:
 
 
 class _Undisturbed(msgspec.Struct, frozen=True):
-    """The disturbances of a record's processes, without decoding the rest of the record, which may be large."""
+    """The disturbances of a record's processes; the rest of the record, which may be large, is not decoded."""
 
     timing: Timing | None = None
     interference: Interference | None = None
@@ -316,7 +316,7 @@ class _Processes(msgspec.Struct, frozen=True):
 
 
 def clean_medians(store: Store, keys: list[str]) -> dict[str, float]:
-    """Return the median in ms excluding disturbed blocks, by key, for the records that have any."""
+    """Return the median in ms without disturbed blocks, by key, for the records that have such blocks."""
     bodies = ((key, body(store, key)) for key in keys)  # one at a time, because they may be large
     processes = ((key, msgspec.json.decode(one, type=_Processes)) for key, one in bodies if one)
     return {key: clean_ms for key, one in processes if (clean_ms := _clean_ms(one)) is not None}
@@ -339,10 +339,10 @@ def history(store: Store, device_id: str, case_id: str, limit: int) -> list[Resu
 
 
 def last_of_each_case(store: Store, since_s: float, limit: int) -> list[Result]:
-    """Return the last result, even a failed one, of each case on each device, newest first; no profiles.
+    """Return the last result, even a failed one, of each case on each device, newest first, without profiles.
 
-    Covers cases measured since `since_s` that their device has not cleared, as it does when they leave its plan; other
-    results are not read.
+    It is limited to cases measured since `since_s` that the device has not cleared, as it does when a case leaves its
+    plan; other results are not read.
     """
     mine = RESULT.alias()
     first = select(func.min(mine.c.case_id)).where(mine.c.device_id == DEVICE.c.device_id).scalar_subquery()
@@ -361,7 +361,7 @@ def last_of_each_case(store: Store, since_s: float, limit: int) -> list[Result]:
 
 
 def series(store: Store, device_id: str, since_s: float) -> dict[str, list[tuple[float, float]]]:
-    """Return (Unix time, value) by metric, in order, for at most SHOWN metrics."""
+    """Return pairs (Unix time, value) by metric, in order, for at most SHOWN metrics."""
     mine = select(TELEMETRY).where(TELEMETRY.c.device_id == device_id, TELEMETRY.c.t_s >= since_s)
     by_metric: dict[str, list[tuple[float, float]]] = {}
     for row in store.read(mine.order_by(TELEMETRY.c.t_s)):
@@ -372,7 +372,7 @@ def series(store: Store, device_id: str, since_s: float) -> dict[str, list[tuple
 
 
 class Spark(NamedTuple):
-    """The highest power and temperature that a device reported in the STEP_S from `t_s` on, or None."""
+    """The highest power and temperature, or None, that a device reported in the STEP_S seconds from `t_s` on."""
 
     t_s: int
     power_w: float | None
@@ -394,7 +394,7 @@ def sparks(store: Store, device_ids: Sequence[str], since_s: float) -> dict[str,
 
 
 def marks(store: Store, device_id: str, since_s: float) -> list[Mark]:
-    """Return the last events of a device and the ends of its cases, in order."""
+    """Return a device's last events and the ends of its cases, in order."""
     mine = (EVENT.c.device_id == device_id, EVENT.c.arrived_s >= since_s)
     newest = (EVENT.c.arrived_s.desc(), EVENT.c.id.desc())
     events = store.read(select(EVENT.c.arrived_s, EVENT.c.body).where(*mine).order_by(*newest).limit(SHOWN))
@@ -417,9 +417,9 @@ def collectors(store: Store, now_s: float) -> list[CollectorState]:
 
 
 def gaps(store: Store, *, online: bool = False) -> list[Gap]:
-    """Return what devices have sent according to their last health but has not arrived, possibly only for those online.
+    """Return what has not arrived although devices sent it, by their last health; optionally only of those `online`.
 
-    Anything that a device has still to send is not a gap, nor is an implausibly large range.
+    Messages that a device has still to send are not a gap, and neither is an implausibly large range.
     """
     status = DOCUMENT.alias()
     is_online = exists().where(
@@ -445,7 +445,7 @@ def gaps(store: Store, *, online: bool = False) -> list[Gap]:
 
 
 def _between(here: Sequence[tuple[int, int]], first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges from `first` to `last` that are not covered by the sorted ranges `here`."""
+    """Yield the ranges between `first` and `last` that are not in the sorted ranges `here`."""
     for one, other in itertools.pairwise([(0, first - 1), *here, (last + 1, last + 1)]):
         begin, end = max(one[1] + 1, first), min(other[0] - 1, last)
         if begin <= end:
@@ -453,7 +453,7 @@ def _between(here: Sequence[tuple[int, int]], first: int, last: int) -> Iterator
 
 
 def problems(store: Store, now_s: float) -> list[str]:
-    """Return what prevents data from arriving here, in sentences; empty if nothing does."""
+    """Return, in sentences, what prevents data from arriving here; empty if nothing does."""
     alive = [row for row in collectors(store, now_s) if now_s - row.seen_s < STALE_S]
     problems = [f"collector {row.name}: {row.problem}" for row in alive if row.problem]
     return problems if alive else [NO_COLLECTOR]

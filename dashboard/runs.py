@@ -1,4 +1,4 @@
-"""What each board has measured, read board by board and cached, so that a page never waits for all.
+"""Reads each board's measurements, board by board, and caches them, so that a page never waits for all boards.
 
 Only boards with a new record are read again.
 """
@@ -23,16 +23,17 @@ from benchd.dashboard.queries import NEWEST_FIRST, columns
 from benchd.dashboard.schema import BODY, DEVICE, RESULT
 from benchd.dashboard.store import Store
 
-BUDGET_S = 0.4  # per update; a fleet that is new to this process takes several
-RECORDS_BYTES = 3_000_000  # read at once: 50 records of 7 processes on a GPU; invented ones take ten times the memory
+BUDGET_S = 0.4  # per update; several updates are needed for a fleet that is new to this process
+# bytes read at once: 50 records of 7 processes on a GPU; invented records take ten times the memory
+RECORDS_BYTES = 3_000_000
 
 T = TypeVar("T")
 
 
 class _StoredRecord(Record, frozen=True, kw_only=True):
-    """A record from the store, without the check for finite numbers, which was made on arrival and is slow."""
+    """A record from the store, without the slow check for finite numbers, which was made on arrival."""
 
-    # an empty process takes 40 times as much memory as in JSON
+    # limited, because an empty process takes 40 times as much memory as in JSON
     processes: Annotated[list[ProcessResult], msgspec.Meta(max_length=1000)] = msgspec.field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -40,18 +41,18 @@ class _StoredRecord(Record, frozen=True, kw_only=True):
 
 
 class Runs:
-    """Reads what one board has measured, from a single state of the database, excluding profiles."""
+    """Reads one board's measurements, without profiles, from a single state of the database."""
 
     def __init__(self, connection: Connection, device_id: str) -> None:
         self._connection, self.device_id = connection, device_id
 
     def setups(self, before_s: float | None = None) -> dict[str, list[Result]]:
-        """Return the newest result of each setup of the newest cases, newest first; none newer than `before_s`."""
+        """Return the newest result, before `before_s`, in each setup of the newest cases, newest first."""
         group, run = RESULT.alias(), RESULT.alias()
         setup = [group.c[name] for name in ("device_id", "case_id", "tool_version", "fingerprint")]
         runs = [run.c[column.name] == column for column in setup] + [~run.c.flags.contains(PROFILED)]
         runs += [] if before_s is None else [run.c.measured_s < before_s]
-        # max() would look up the flags of every result; walking the index stops at the first run
+        # max() would look up the flags of every result, whereas walking the index stops at the first run
         newest = select(run.c.id).where(*runs).order_by(run.c.measured_s.desc()).limit(1)
         ids = select(newest.scalar_subquery().label("id")).where(group.c.device_id == self.device_id).group_by(*setup)
         wanted = select(*columns(RESULT)).where(RESULT.c.id.in_(select(ids.subquery().c.id)))
@@ -88,21 +89,21 @@ class Runs:
 
 
 def _alike(of: Result, wanted: ColumnElement[Any], since_s: float | None) -> Select[Any]:
-    """Return the query of this column of the runs of a result's case in its setup."""
+    """Return the query for this column over the runs of a result's case in its setup."""
     same = [RESULT.c[name] == getattr(of, name) for name in ("device_id", "case_id", "tool_version", "fingerprint")]
     since = [] if since_s is None else [RESULT.c.measured_s >= since_s]
     return select(wanted).where(*same, *since, ~RESULT.c.flags.contains(PROFILED))
 
 
 def _decoded(body: bytes) -> Record:
-    """Return a stored record, with the same characters replaced as in `results.decoded`."""
+    """Return a stored record, with the same characters replaced as by `results.decoded`."""
     if results.has_special(body):
         return msgspec.convert(results.printable(msgspec.json.decode(body)), _StoredRecord)
     return msgspec.json.decode(body, type=_StoredRecord)
 
 
 class BoardCache(Generic[T]):
-    """What `read` returns for each board, for all viewers. Thread-safe; pages call it outside the event loop."""
+    """The results of `read` for each board, for all viewers. Thread-safe; pages call it outside the event loop."""
 
     def __init__(self, store: Store, read: Callable[[Runs], T]) -> None:
         self._store, self._of_board, self._lock = store, read, threading.Lock()
@@ -111,7 +112,7 @@ class BoardCache(Generic[T]):
         self._newest = 0
 
     def update(self) -> tuple[dict[str, T], int, int]:
-        """Return what was read by board, how many boards are left to read, and the id of the newest result."""
+        """Return the cached results by board, how many boards are left to read, and the id of the newest result."""
         with self._lock:
             until_s = time.monotonic() + BUDGET_S
             with self._store.reading() as connection:
@@ -125,12 +126,12 @@ class BoardCache(Generic[T]):
             return dict(self._found), len(self._changed), self._newest
 
     def _read(self, board: Runs) -> None:
-        """Read one board; unusable records remove only their own board."""
+        """Read one board; unusable records only remove their own board."""
         try:
             self._found[board.device_id] = self._of_board(board)
         except DBAPIError:
             raise
-        except Exception:  # whatever a device sent, the page must not keep failing for everyone
+        except Exception:  # whatever a device sent, the page must not keep failing for everybody
             logging.getLogger(__name__).exception("the records of %s cannot be judged", board.device_id)
             self._found.pop(board.device_id, None)
 

@@ -1,4 +1,4 @@
-"""The tables of a collector's database, the same in SQLite and PostgreSQL; each row has its own key.
+"""The tables of a collector's database, the same in SQLite and PostgreSQL; each row has a unique key.
 
 Pages rely on the indices here: tests/dashboard/test_indices.py checks their query plans.
 """
@@ -28,7 +28,7 @@ from benchd.daemon.errors import UsageError
 from benchd.dashboard.messages import Result
 
 VERSION = 6
-"""Changes with the tables; a database with a different version is rejected."""
+"""The version of the tables, which changes with them; a database with a different version is rejected."""
 
 METADATA = MetaData()
 _KINDS = {str: Text, int: BigInteger, float: Double}
@@ -52,7 +52,7 @@ def _keys(names: str) -> list[Column[Any]]:
 
 
 def _numbered() -> list[Column[Any]]:
-    """Return a number that counts up in the order of insertion, and a key that duplicate deliveries repeat."""
+    """Return a number that increases in the order of insertion, and a key that is the same in duplicate deliveries."""
     serial = BigInteger().with_variant(Integer, "sqlite")
     return [
         Column("id", serial, Identity(always=True), primary_key=True),
@@ -79,7 +79,7 @@ RESULT = Table(
     *_numbered(),
     *_of_fields(Result, but="key"),
     Index("result_case", "device_id", "case_id", "id"),
-    # the setups of each case of a board, and the newest runs in each
+    # for the setups of each case of a board, and the newest runs in each setup
     Index("result_setup", "device_id", "case_id", "tool_version", "fingerprint", "measured_s", "arrived_s"),
     Index("result_measured", "device_id", "case_id", "measured_s", "arrived_s", "id"),
     Index("result_time", "measured_s", "arrived_s", "id"),
@@ -96,7 +96,7 @@ RESULT = Table(
     sqlite_autoincrement=True,
 )
 
-# separate from the results, because tables never read it
+# separate from the results, because tables never read bodies
 BODY = Table("body", METADATA, *_keys("key"), *_required("body", LargeBinary))
 
 DEVICE = Table("device", METADATA, *_keys("device_id"), *_optional("seen_s"))
@@ -111,7 +111,7 @@ DOCUMENT = Table(
     *_required("session"),
 )
 
-# a message per row: its values by metric, as JSON
+# one row per message: its values by metric, as JSON
 TELEMETRY = Table(
     "telemetry",
     METADATA,
@@ -153,7 +153,7 @@ COLLECTOR = Table(
     *_optional("problem", Text),
 )
 
-# numbers of the results and events that have arrived: single ones, joined to ranges once a minute
+# numbers of the results and events that have arrived: single numbers, joined into ranges once a minute
 SPAN = Table(
     "span",
     METADATA,
@@ -163,14 +163,14 @@ SPAN = Table(
     *_optional("joined_s"),
 )
 
-# what each address of --notify has been sent
+# the notices that each address of --notify has been sent
 NOTICE = Table("notice", METADATA, *_keys("channel key"), *_required("told_s", Double))
 
 
 def create(connection: Connection) -> str:
     """Create the tables in an empty database and return its site.
 
-    Raises UsageError for a database with a different schema or of another program.
+    Raises UsageError for a database with a different schema or from a different program.
     """
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")

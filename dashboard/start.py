@@ -11,7 +11,7 @@ from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.machine.installed import adding
 
 PARTS = (None, "collector", "pages")
-IN_MEMORY = ("sqlite://", "sqlite:///", "sqlite:///:memory:")  # each connection has its own
+IN_MEMORY = ("sqlite://", "sqlite:///", "sqlite:///:memory:")  # databases of which each connection has its own
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def start(
     only: str | None,
     notify: Path | None = None,
 ) -> None:
-    """Run the collector, the pages or both until a signal; `notify` is the file of a collector's notices."""
+    """Run the collector, the pages or both until a signal; `notify` is the settings file for a collector's notices."""
     if only not in PARTS:
         raise UsageError(f"--only {only}: expected collector or pages")
     if notify and only == "pages":

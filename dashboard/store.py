@@ -1,6 +1,6 @@
-"""The store of the collectors, in SQLite or PostgreSQL: records, devices, telemetry, events, quarantine.
+"""The collectors' store, in SQLite or PostgreSQL: records, devices, telemetry, events, quarantine.
 
-Duplicate deliveries have no effect, because every row has a unique key (`schema`). Records stay forever, each with its
+Duplicate deliveries have no effect, because every row has a unique key (`schema`). Records are kept forever, with their
 original bytes; telemetry is reduced to one message per minute after an hour, and expires later.
 """
 
@@ -39,23 +39,24 @@ from benchd.dashboard import schema
 from benchd.dashboard.messages import Row
 from benchd.dashboard.schema import COLLECTOR, EVENT, NOTICE, QUARANTINE, RESULT, SPAN, TELEMETRY
 
-BUSY_S = 30  # wait for other processes, whose transactions take milliseconds
-RAW_S = 3600.0  # how long every telemetry message is kept
-KEEP_S = 90 * 86400.0  # for one telemetry message per minute, and events
-QUARANTINE_ROWS, QUARANTINE_BYTES = 10_000, 256 * 2**20  # for results, and as much again for everything else
-SPANS = 1000  # ranges of one log
-LOGS = 64  # per device, which may invent any number
+BUSY_S = 30  # time to wait for other processes, whose transactions take milliseconds
+RAW_S = 3600.0  # for how long every telemetry message is kept
+KEEP_S = 90 * 86400.0  # for how long one telemetry message per minute, and events, are kept
+QUARANTINE_ROWS, QUARANTINE_BYTES = 10_000, 256 * 2**20  # limits for results, and again for everything else
+SPANS = 1000  # maximum number of ranges per log
+LOGS = 64  # maximum number per device, which may invent any number of logs
 
-_ORDER_LOCK = 0x62636865  # PostgreSQL's, for inserting into the tables that are read from the last id on
+_ORDER_LOCK = 0x62636865  # PostgreSQL's advisory lock for inserting into the tables that are read from the last id on
 _READ_ON = {"result", "event"}
 
-_LATEST = {COLLECTOR: ("seen_s", "problem"), QUARANTINE: ("reason", "reader")}  # columns that change in a known row
+_LATEST = {COLLECTOR: ("seen_s", "problem"), QUARANTINE: ("reason", "reader")}  # columns that change in an existing row
 _EXPIRING = ((TELEMETRY, TELEMETRY.c.t_s), (EVENT, EVENT.c.arrived_s))
-_LASTING = "failed check:"  # prefix of the keys of notices that stay, because what they report may stay true for longer
+# prefix of the keys of notices that are kept, because their reports may stay true for longer
+_LASTING = "failed check:"
 
 
 def default_url() -> str:
-    """Return the default database URL: a file in the state folder, which is created if missing; or raise UsageError."""
+    """Return the default database URL, a file in the state folder, which is created; raise UsageError on failure."""
     folder = folders.state()
     with explaining(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,8 +66,8 @@ def default_url() -> str:
 class Store:
     """The database at `url`, `sqlite:///PATH` or `postgresql://[USER@]HOST/NAME`, created if empty.
 
-    Raises UsageError for an invalid URL or a database with a different schema or of another program, NotAvailable if
-    the driver is missing. Later database failures raise SQLAlchemy's DBAPIError.
+    Raises UsageError for an invalid URL or a database with a different schema or from a different program, NotAvailable
+    if the driver is missing. Later database failures raise SQLAlchemy's DBAPIError.
     """
 
     def __init__(self, url: str) -> None:
@@ -92,13 +93,14 @@ class Store:
             return connection.execute(wanted).all()
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Commit rows in one transaction; a row with a known key changes only tables that store the latest."""
+        """Commit rows in one transaction; a row with a known key only changes tables that store the latest one."""
         by_table: dict[str, list[dict[str, Any]]] = {}
         for table, values in rows:
             by_table.setdefault(table, []).append(values)
         with self._writing() as connection:
             if connection.dialect.name == "postgresql" and by_table.keys() & _READ_ON:
-                # PostgreSQL assigns ids on insertion: a lower one could be committed after a higher one was read
+                # PostgreSQL assigns ids on insertion: without the lock, a lower id could be committed after a higher
+                # one was read
                 connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ORDER_LOCK})")
             for name, found in sorted(by_table.items()):
                 # in key order, so that two collectors cannot deadlock
@@ -109,7 +111,7 @@ class Store:
         """Return, by key, the oldest quarantined messages that the version `but` has not read yet."""
         kept = (QUARANTINE.c.reader != but, func.length(QUARANTINE.c.body) > 0)
         wanted = select(QUARANTINE).where(*kept).order_by(QUARANTINE.c.id).limit(limit)
-        # retained: its information on the device's presence is outdated
+        # marked as retained, because its information on the device's presence is outdated
         return {row.key: Arrived(row.topic, bytes(row.body), row.arrived_s, retained=True) for row in self.read(wanted)}
 
     def release(self, keys: Iterable[str], but: str) -> None:
@@ -118,9 +120,9 @@ class Store:
             connection.execute(delete(QUARANTINE).where(QUARANTINE.c.key.in_(list(keys)), QUARANTINE.c.reader != but))
 
     def claim(self, channel: str, keys: Sequence[str], now_s: float, every_s: float) -> list[str]:
-        """Return which of these notices this caller, and no other collector, must send now.
+        """Return those of these notices that this caller, and no other collector, must send now.
 
-        None if the channel's last message is more recent than `every_s`.
+        Returns None if the channel's last message is more recent than `every_s`.
         """
         with self._writing() as connection:
             connection.execute(update(schema.version).values(number=schema.VERSION))  # blocks other collectors
@@ -139,7 +141,7 @@ class Store:
             connection.execute(delete(NOTICE).where(NOTICE.c.channel == channel, NOTICE.c.key.in_(list(keys))))
 
     def tidy(self, now_s: float, *, expire: bool = True) -> None:
-        """Thin out telemetry older than an hour to one message a minute and, if `expire`, delete what has expired."""
+        """Reduce telemetry older than an hour to one message per minute and, if `expire`, delete expired data."""
         with self._writing() as connection:
             last_s = connection.execute(select(schema.version.c.tidied_s)).scalar() or 0.0
             # the first writer here blocks other collectors
@@ -152,7 +154,7 @@ class Store:
                 old = NOTICE.c.told_s < now_s - KEEP_S
                 connection.execute(delete(NOTICE).where(old, ~NOTICE.c.key.startswith(_LASTING)))
             is_result = QUARANTINE.c.topic.like("%/result/%")
-            for mine in (is_result, ~is_result):  # separately, so that rubbish never displaces a result
+            for mine in (is_result, ~is_result):  # separately, so that rubbish never displaces results
                 newest = QUARANTINE.c.id.desc()
                 size = func.sum(func.length(QUARANTINE.c.body)).over(order_by=newest).label("bytes")
                 place = func.row_number().over(order_by=newest).label("rows")
@@ -161,7 +163,7 @@ class Store:
                 connection.execute(delete(QUARANTINE).where(QUARANTINE.c.id.in_(select(held.c.id).where(beyond))))
 
     def forget(self, before_s: float, results: int) -> None:
-        """Delete telemetry older than `before_s` and all but the newest `results` results, keeping all bodies."""
+        """Delete telemetry older than `before_s` and all except the newest `results` results, keeping all bodies."""
         order = (RESULT.c.measured_s.desc(), RESULT.c.arrived_s.desc(), RESULT.c.id.desc())
         newest = select(RESULT.c.id).order_by(*order).limit(results)
         with self._writing() as connection:
@@ -178,7 +180,7 @@ class Store:
             yield connection
 
     def _join(self, connection: Connection, now_s: float) -> None:
-        """Join the numbers that have arrived to the ranges of their logs, keeping the last SPANS ranges.
+        """Join the numbers that have arrived with the ranges of their logs, keeping the last SPANS ranges.
 
         For each device, the LOGS with the most recent arrivals are kept.
         """
@@ -197,7 +199,7 @@ class Store:
         connection.execute(delete(SPAN).where(tuple_(SPAN.c.device_id, SPAN.c.log).in_(beyond)))
 
     def _thin_out(self, connection: Connection, since_s: float, before_s: float) -> None:
-        """Delete telemetry between these times, except the first message of each device in each minute."""
+        """Delete telemetry between these times, except each device's first message in each minute."""
         first, t_s = TELEMETRY.alias(), TELEMETRY.c.t_s
         has_earlier = exists().where(
             first.c.device_id == TELEMETRY.c.device_id, first.c.t_s >= func.floor(t_s / 60) * 60, first.c.t_s < t_s
@@ -240,7 +242,7 @@ def _engine(address: URL) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _set_up(connection: Any, record: Any) -> None:
-        connection.isolation_level = None  # SQLAlchemy begins transactions
+        connection.isolation_level = None  # because SQLAlchemy begins transactions itself
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
 
@@ -257,11 +259,12 @@ def _keys(table: Table) -> list[str]:
 
 
 def _insertion(connection: Connection, table: Table) -> Any:
-    """Return the INSERT for rows of `table`: the first row of a key stays; in devices and documents, the latest.
+    """Return the INSERT for rows of `table`: the first row of a key stays or, in devices and documents, the latest.
 
-    A stamp from the future is from a collector whose clock was ahead: anything that comes next is later.
+    A time stamp in the future is from a collector whose clock was ahead; the next message is then considered later.
     """
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite  # whose INSERT knows ON CONFLICT
+    # dialects whose INSERT supports ON CONFLICT
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     insertion, keys = dialect.insert(table), _keys(table)
     new, kept, future_s = insertion.excluded, table.c, time.time() + AHEAD_S
     if table.name == "device":

@@ -12,7 +12,7 @@ from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import Device, State
 
 UNITS = {"bytes": (2.0**30, "GiB"), "hz": (1e6, "MHz"), "w": (1.0, "W")}
-TEXT = 200  # characters of a device's text shown at once
+TEXT = 200  # maximum number of characters of a device's text to show
 SIGNS: dict[State, str] = {"online": "● online", "silent": "○ silent", "unknown": "◌ no status"}
 
 
@@ -24,7 +24,7 @@ def short(value: object) -> str:
 
 
 def figure(value: float | None, unit: str = "") -> str:
-    """Return four significant digits and the unit, or a dash if not measured."""
+    """Return the value with four significant digits and the unit, or a dash if it was not measured."""
     return "-" if value is None else f"{results_table.figure(value)} {unit}".rstrip()
 
 
@@ -32,14 +32,15 @@ def plus_minus(value: float | None, error: float | None, unit: str) -> str:
     """Return a value and its error bar, both rounded to the second digit of the error."""
     if value is None or not error:
         return figure(value, unit)
-    places = max(1 - math.floor(math.log10(float(f"{error:.1e}"))), 0)  # of the rounded error: 0.0999 becomes 0.10
+    # based on the rounded error: 0.0999 becomes 0.10
+    places = max(1 - math.floor(math.log10(float(f"{error:.1e}"))), 0)
     if abs(value) >= 1e6 or places > 6:
         return f"{figure(value)} ± {figure(error)} {unit}"
     return f"{value:.{places}f} ± {error:.{places}f} {unit}"
 
 
 def rounded(value: float | None, share: float | None, unit: str) -> str:
-    """Return a value rounded to the second digit of its error, which is given as a share of it."""
+    """Return a value rounded to the second digit of its error, which is given as a share of the value."""
     if not value or not share:
         return figure(value, unit)
     number, has_error, _ = plus_minus(value, abs(value) * share, unit).partition(" ± ")
@@ -54,7 +55,7 @@ def error_share(result: Result) -> float | None:
 
 
 def time(result: Result) -> str:
-    """Return a median with half the width of its interval, or with both ends if it extends below 0."""
+    """Return a median with half the width of its interval, or with both ends if half the width would extend below 0."""
     if result.low_ms is None or result.high_ms is None:
         return median(result)
     if result.median_ms is not None and result.high_ms - result.low_ms >= 2 * result.median_ms:
@@ -68,7 +69,7 @@ def board(names: Mapping[str, str], device_id: str) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Return a number of things."""
+    """Return a number and its noun, in the plural if necessary."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
@@ -87,7 +88,7 @@ def more(number: int) -> str:
 
 
 def age(seconds: float | None) -> str:
-    """Return how long ago, in words."""
+    """Return how long ago something was, in words."""
     if seconds is None:
         return "never"
     if seconds < 10:
@@ -106,7 +107,7 @@ def clock(unix_s: float, zone: tzinfo = timezone.utc) -> str:
 
 
 def doing(device: Device) -> str:
-    """Return what a device is doing."""
+    """Return the current activity of a device."""
     health = device.health
     if health.case_id:
         left = f", {count(health.cases_left, 'case')} left" if health.cases_left else ""
@@ -122,7 +123,7 @@ def throttling(device: Device) -> str:
 
 
 def median(result: Result) -> str:
-    """Return a median with its interval, or that there is none."""
+    """Return a median with its interval, or a remark that there is none."""
     if result.low_ms is None or result.high_ms is None:
         return figure(result.median_ms, "ms") + (", no interval" if result.median_ms is not None else "")
     return f"{figure(result.median_ms)} [{figure(result.low_ms)}, {figure(result.high_ms)}] ms"
@@ -147,18 +148,18 @@ def accuracy(result: Result | Latest) -> str:
 
 
 def percent(change: float, sign: str = "+", places: int = 1) -> str:
-    """Return a change in percent, without the unit; a huge one, which boards can send, in four digits."""
+    """Return a change in percent, without the unit; a huge one, which boards may send, has four digits."""
     return f"{100 * change:{sign}.{places}f}" if abs(change) < 1e4 else f"{100 * change:{sign}.4g}"
 
 
 def share(judged: Verdict) -> str:
-    """Return the change in time with its interval, in percent."""
+    """Return the change of the time with its interval, in percent."""
     interval = judged.interval and f" [{percent(judged.interval.low, '-')}, {percent(judged.interval.high, '-')}]"
     return f"{percent(judged.effect or 0.0)} %{interval or ''}"
 
 
 def verdict(judged: Verdict) -> str:
-    """Return the verdict on B against A: the answer, the change in time with its interval, and any reason."""
+    """Return the verdict on B compared with A: the answer, the change of the time with its interval, and any reason."""
     text = judged.answer.upper()
     if judged.effect is not None:
         text += f": time of B relative to A {percent(judged.effect, places=2)} %"

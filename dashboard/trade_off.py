@@ -1,4 +1,4 @@
-"""The variants of a model by latency and energy on each kind of board, with one point for its boards together."""
+"""Compares a model's variants by latency and energy on each kind of board, with one point for all its boards."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ class Figure(NamedTuple):
 class Point(NamedTuple):
     """A variant on `boards` boards; the energy is None without a sensor.
 
-    `why` it cannot win there, empty if it can.
+    `why` says why it cannot win there; it is empty if it can.
     """
 
     label: str
@@ -44,7 +44,7 @@ class Point(NamedTuple):
 
 
 def groups(newest: Iterable[Newest]) -> dict[Group, list[Point]]:
-    """Return the points of each group, those on most boards first; failed results have no point."""
+    """Return the points of each group, largest number of boards first; failed results have no point."""
     measured: dict[Group, dict[tuple[str, Variant, bool], list[Newest]]] = defaultdict(lambda: defaultdict(list))
     for one in newest:
         result, kind, case, why = one
@@ -60,7 +60,7 @@ def groups(newest: Iterable[Newest]) -> dict[Group, list[Point]]:
 
 
 def _label(case: Case) -> str:
-    """Return the rest of what identifies a model's case in a group."""
+    """Return the other parts that identify a model's case in a group."""
     own = msgspec.structs.replace(
         case, direction="inference", scenario="single_stream", streams=1, load=None, beside=None
     )
@@ -102,6 +102,6 @@ def _together(figures: Sequence[Figure]) -> Figure:
 
 
 def front(points: Sequence[Point]) -> list[Point]:
-    """Return the points that can win and that no other point beats in both latency and energy, fastest first."""
+    """Return the points that can win and are not beaten in both latency and energy, fastest first."""
     able = [(one.latency_ms.value, one.energy_mj.value, one) for one in points if one.energy_mj and not one.why]
     return [point for _, _, point in unbeaten(able)]

@@ -1,4 +1,4 @@
-"""`benchd watch --mqtt`: the fleet as a live table in the terminal, trouble first, with the newest results below."""
+"""`benchd watch --mqtt`: shows the fleet as a live table in the terminal, trouble first, above the newest results."""
 
 import time
 from collections.abc import Iterable
@@ -24,10 +24,10 @@ from benchd.dashboard.text import SIGNS, age, energy, figure, median
 
 REFRESH_S = 1.0
 RESULTS = 10
-TELEMETRY_S = 60.0  # kept for far longer than shown
-TABLES = ("device", "document", "result", "telemetry")  # the only tables needed here
+TELEMETRY_S = 60.0  # stored for far longer than it is shown
+TABLES = ("device", "document", "result", "telemetry")  # the only tables that are needed here
 MORE, ALL = 80, 120  # minimum terminal widths for more columns, and for all
-AROUND = 5  # lines used for neither devices nor results
+AROUND = 5  # number of lines that show neither devices nor results
 
 
 class Seen(NamedTuple):
@@ -38,9 +38,9 @@ class Seen(NamedTuple):
 
 
 def watch(broker: Broker, client_id: str, out: TextIO, seconds: float | None) -> None:
-    """Show what arrives, for `seconds` or until interrupted; raise NotAvailable if the broker cannot be reached.
+    """Show arriving messages for `seconds` or until interrupted; raise NotAvailable if the broker cannot be reached.
 
-    It uses a store in memory, so that the terminal shows the same as the pages.
+    The messages go to a store in memory, so that the terminal shows the same as the pages.
     """
     console = console_on(out)
     try:
@@ -68,7 +68,7 @@ def keep(store: Store, arrived: Iterable[Arrived]) -> None:
 
 
 def look(store: Store) -> Seen:
-    """Return what to show, and delete the rest, because this may run for weeks."""
+    """Return the data to show, and delete the rest, because this may run for weeks."""
     now_s = time.time()
     store.forget(now_s - TELEMETRY_S, RESULTS)
     newest = queries.results(store, Filter(), "measured_s", True, 0, RESULTS).results
@@ -76,9 +76,9 @@ def look(store: Store) -> Seen:
 
 
 def screen(seen: Seen, console: Console) -> Group:
-    """Return the devices that fit, those in trouble first, and the newest results as far as there are lines left.
+    """Return the devices that fit, those in trouble first, and the newest results in the remaining lines.
 
-    Half the results fit beside them; without a terminal all devices do.
+    Devices leave room for at least half of the results; without a terminal, all devices are shown.
     """
     room = max(3, console.height - AROUND - RESULTS // 2) if console.is_terminal else len(seen.devices)
     width = console.width
@@ -92,7 +92,7 @@ def screen(seen: Seen, console: Console) -> Group:
 
 
 def trouble(device: Device) -> str:
-    """Return what is known to be wrong with a device, or an empty string."""
+    """Return the known problem of a device, or an empty string."""
     said = [device.health.problem or "", "THROTTLED" if device.throttled else ""]
     said += [] if device.state == "online" else [device.state]
     return "; ".join(filter(None, said))
@@ -100,7 +100,7 @@ def trouble(device: Device) -> str:
 
 def _fleet(devices: list[Device], width: int) -> Table:
     more, everything = width >= MORE, width >= ALL
-    left = width - 24 - 13 * more - 25 * everything  # for text, after figures and column separators
+    left = width - 24 - 13 * more - 25 * everything  # width left for text, after figures and column separators
     names, said = ([_plain(text(device)) for device in devices] for text in (lambda one: one.device_id, trouble))
     name_width = min(max(map(len, names), default=0), left // (3 if everything else 2))
     trouble_width = min(max(map(len, said), default=0), (left - name_width) // (2 if everything else 1))
@@ -140,7 +140,7 @@ def _results(results: list[Result], width: int) -> Table:
 
 
 def _end(device_id: str, width: int) -> str:
-    """Return the end of an id, which distinguishes it from similar ids."""
+    """Return the end of an id, which distinguishes it from similar ones."""
     return cut(_plain(device_id)[::-1], width)[::-1]
 
 

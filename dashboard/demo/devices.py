@@ -1,7 +1,7 @@
-"""The simulated boards of `benchd demo`: what each would publish, second by second.
+"""Simulates the boards of `benchd demo`: the messages that each would publish, second by second.
 
-First come the results of previous days, then telemetry and new results. Within a minute one board is updated and
-becomes slower, one is throttled, and one goes silent.
+They start with the results of previous days, followed by telemetry and new results. Within a minute, one board is
+updated and becomes slower, one is throttled, and one goes silent.
 """
 
 import math
@@ -34,17 +34,17 @@ from benchd.dashboard.demo.fleet import (
 
 TICK_S = 1.0
 CASE_TICKS, HEALTH_TICKS = 5, 5
-UPDATE_TICK, HOT_TICK, SILENT_TICK = 12, 20, 25  # when trouble begins on the boards that have it
-COOL_TICKS = 12  # per minute, in which a hot board recovers
+UPDATE_TICK, HOT_TICK, SILENT_TICK = 12, 20, 25  # when the troubles of three boards begin
+COOL_TICKS = 12  # ticks per minute in which a hot board recovers
 
 
 def case_at(tick: int) -> Case:
-    """Return what every board measures at a tick, cycling through the variants of a model."""
+    """Return the case that every board measures at a tick, cycling through the variants of a model."""
     return CASES[tick // CASE_TICKS % len(CASES)]
 
 
 def ended_at(tick: int) -> tuple[Case, ...]:
-    """Return the cases of the model whose last variant ends at this tick, usually none."""
+    """Return the cases of the model whose last variant ends at this tick; usually there are none."""
     passed, rest = divmod(tick, CASE_TICKS * len(VARIANTS))
     first = (passed - 1) * len(VARIANTS) % len(CASES)
     return CASES[first : first + len(VARIANTS)] if passed and not rest else ()
@@ -68,7 +68,7 @@ def measured(device: BoardPlan, tick: int, chance: random.Random) -> list[Record
 
 
 def samples(device: BoardPlan, tick: int, chance: random.Random) -> Iterator[Sample]:
-    """Yield what a device's sensors would read at a tick."""
+    """Yield the readings of a device's sensors at a tick."""
     hot, load = is_hot(device, tick), 0.9 + 0.1 * math.sin(tick / 7)
     values = {
         "power_w": power_w(device, case_at(tick), is_hot=hot),
@@ -124,7 +124,7 @@ class Messages:
         return Arrived(self._topics.result(run_id), body, time.time())
 
     def of(self, kind: Kind, said: Struct) -> Arrived:
-        """Return a message of a kind."""
+        """Return a message of this kind."""
         return Arrived(self._topics.of(kind), msgspec.json.encode(said), time.time())
 
 
@@ -136,12 +136,12 @@ class SimulatedBoard:
         self._chance = random.Random(device.device_id)  # noqa: S311 - no secret
 
     def past(self) -> Iterator[Arrived]:
-        """Yield what it published before the demo began."""
+        """Yield the messages that it published before the demo began."""
         yield from self._introduced(0)
         yield from map(self._result, past(self._device, time.time(), self._chance))
 
     def tick(self, tick: int) -> Iterator[Arrived]:
-        """Yield what it publishes at a tick."""
+        """Yield the messages that it publishes at a tick."""
         device, messages = self._device, self._messages
         if device.trouble == "silent" and tick >= SILENT_TICK:
             yield from [messages.status("offline")] if tick == SILENT_TICK else []

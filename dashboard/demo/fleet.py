@@ -1,7 +1,7 @@
-"""The fleet of `benchd demo`: seven simulated boards of three kinds, what they measure, and what goes wrong.
+"""The fleet of `benchd demo`: seven simulated boards of three kinds, their measurements, and their troubles.
 
-Every time and power value here is invented, and each record says so: in its ids, flags, environment and energy scope.
-Power is the energy of an inference times the rate.
+All times and powers here are invented, as each record says in its ids, flags, environment and energy scope. Power is
+the energy of an inference times the rate.
 """
 
 import hashlib
@@ -19,8 +19,8 @@ SIMULATED = "simulated"
 VARIANTS = ("eager", "fp16", "custom", "tensorrt-fp16")
 LOADS = dict(zip(VARIANTS, (0.62, 0.58, 0.86, 0.95), strict=True))  # shares of a chip's power
 DAY_S = 86400.0
-DAYS = 8  # of daily results from before the demo
-NOISE, RUN_NOISE = 0.004, 0.001  # between the processes of a run, and between runs
+DAYS = 8  # number of days with results before the demo
+NOISE, RUN_NOISE = 0.004, 0.001  # variation between the processes of a run, and between runs
 WINDOW_S, RUNS = 10.0, 700
 
 Trouble = Literal["", "slower", "silent", "throttled", "failed check"]
@@ -49,7 +49,7 @@ class Chip(NamedTuple):
 
 
 class BoardPlan(NamedTuple):
-    """A board. It was updated `updated_days` before the demo, if at all; `trouble` happens during the demo."""
+    """A board. It was updated `updated_days` before the demo, if at all; `trouble` occurs during the demo."""
 
     name: str
     chip: Chip
@@ -63,7 +63,7 @@ class BoardPlan(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """When a board measures, in Unix time, and its state then."""
+    """The Unix time at which a board measures, and its state at that time."""
 
     at_s: float
     is_updated: bool = False
@@ -128,7 +128,7 @@ SLOWER, HOT_TIME, HOT_POWER, HOT_CLOCK = 1.09, 1.3, 0.7, 0.6  # factors for a ba
 
 
 def past(device: BoardPlan, now_s: float, chance: random.Random) -> Iterator[Record]:
-    """Yield what a device measured on previous days, oldest first."""
+    """Yield a device's results from previous days, oldest first."""
     for days in range(DAYS, 0, -1):
         moment = Moment(now_s - days * DAY_S, is_updated=days <= device.updated_days)
         for number, case in enumerate(CASES):
@@ -204,7 +204,7 @@ def _time_ms(device: BoardPlan, case: Case, moment: Moment) -> float:
 
 
 def _timings(expected_ms: float, chance: random.Random) -> tuple[Timing, list[ProcessResult]]:
-    """Return the timing over all processes, and each of them."""
+    """Return the timing over all processes, and that of each process."""
     medians_ms = [expected_ms * chance.gauss(1.0, NOISE) for _ in range(ADVISED_PROCESSES)]
     centre_ms, interval = combine(medians_ms)
     low_ms, high_ms = (interval.low, interval.high) if interval else (None, None)

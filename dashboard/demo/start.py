@@ -1,4 +1,4 @@
-"""`benchd demo`: seven simulated boards, `bench-once` measuring this machine, and the pages, in one command."""
+"""`benchd demo`: runs seven simulated boards, `bench-once` on this machine, and the pages, in one command."""
 
 import os
 import signal
@@ -41,12 +41,12 @@ BENCH_ONCE = "import ctypes; ctypes.CDLL(None).prctl(1, 9); from benchd.daemon.c
 MEASURED = ("--models", "square,snn_onepass", "--preset", "quick")
 AT_ONCE = 256  # messages per commit
 END_S = 20.0
-# variables that would affect a part: systemd's folders, the token for pages beyond loopback
+# variables that would affect parts of the demo: systemd's folders, the token for pages beyond loopback
 NOT_PASSED_ON = ("BENCHD_DASHBOARD_TOKEN", "CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "RUNTIME_DIRECTORY")
 
 
 def run(port: int, err: TextIO) -> int:
-    """Run until SIGINT or SIGTERM and return 0, or 1 if the boards failed; nothing is left running."""
+    """Run until SIGINT or SIGTERM and return 0, or 1 if the boards failed; no process is left running."""
     require_free(HOST, port)
     for name in NOT_PASSED_ON:
         os.environ.pop(name, None)
@@ -59,8 +59,8 @@ def run(port: int, err: TextIO) -> int:
             _say(err, "this machine and seven simulated boards; Ctrl-C stops everything")
             boards = _Boards(store, here, err)
             try:
-                with suppress(SystemExit, KeyboardInterrupt):  # the pages end with these on SIGTERM and SIGINT
-                    # no broker is involved: the pages read what the boards write to the database
+                with suppress(SystemExit, KeyboardInterrupt):  # raised by the pages on SIGTERM and SIGINT
+                    # without a broker: the boards write directly to the database that the pages read
                     serve(Broker(HOST, 1883), database, "demo", HOST, port, collect=False)
             finally:
                 boards.stop()
@@ -106,7 +106,7 @@ class _Boards:
 
 
 class _ThisMachine:
-    """What `bench-once` measures here: a child process, and its results whenever asked."""
+    """Runs `bench-once` on this machine in a child process, and returns new results on request."""
 
     def __init__(self, folder: Path, err: TextIO) -> None:
         self._journal, self._log, self._err = folder / DEVICE / JOURNAL, folder / "bench-once.log", err
@@ -124,7 +124,7 @@ class _ThisMachine:
             )
 
     def messages(self) -> Iterator[Arrived]:
-        """Yield the new records, and after the first one that this machine is online."""
+        """Yield the new records and, after the first one, the message that this machine is online."""
         with suppress(FileNotFoundError), self._journal.open("rb") as journal:
             journal.seek(self._place)
             for line in journal:
@@ -143,7 +143,7 @@ class _ThisMachine:
         yield self._messages.result(line, record.run_id)
 
     def _tell_failure(self) -> None:
-        """Report once why nothing is measured here, for example without torch."""
+        """Report once why this machine is not measured, for example because torch is missing."""
         if self._child and self._child.poll() is not None:
             if not self._is_known:
                 last = self._log.read_text(errors="replace").splitlines()[-1:]
@@ -151,7 +151,7 @@ class _ThisMachine:
             self._child = None
 
     def close(self) -> None:
-        """End the child and everything it has started."""
+        """End the child and everything that it has started."""
         if self._child is None:
             return
         self._child.terminate()

@@ -1,4 +1,4 @@
-"""Every case before and after an update or a date: one block per board and update, or the cases of a single block."""
+"""Shows every case before and after an update or a date: a block per board and update, or one block's cases."""
 
 import time
 from asyncio import to_thread
@@ -52,7 +52,7 @@ SHAPES: dict[Sort, tuple[str, str]] = {
     "not compared": ("—", "soft"),
 }
 
-_Block = list[Change]  # of a board and update, slowest first
+_Block = list[Change]  # the changes of a board at an update, slowest first
 
 
 class _Selection(NamedTuple):
@@ -164,13 +164,13 @@ def _by_verdict(changes: Sequence[Change]) -> dict[Sort, list[Change]]:
 
 
 def _matches(change: Change, names: dict[str, str], q: str) -> bool:
-    """Return whether every word of the search is in the board's name or id, the case or what changed."""
+    """Return whether every word of the search occurs in the board's name or id, the case or the differences."""
     known = (change.device_id, names.get(change.device_id, ""), change.case_id, *change.differences)
     return all(word in " ".join(known).lower() for word in q.lower().split())
 
 
 def sort(change: Change) -> Sort:
-    """Return the verdict on a change, or that it was not compared."""
+    """Return the verdict on a change, or a text for one that was not compared."""
     return "not compared" if change.verdict.effect is None else change.verdict.answer
 
 
@@ -188,7 +188,7 @@ def _strip(counts: dict[Sort, int], asked: _Selection) -> None:
 
 
 def _block(block: _Block, names: dict[str, str], asked: _Selection, *, is_alone: bool) -> None:
-    """Show how a board's cases changed with an update, and how to find the cause; if alone, also the cases."""
+    """Show how a board's cases changed with an update, and how to find the cause; if alone, show its cases too."""
     first = block[0]
     with ui.element("section").classes("card"):
         with ui.element("h2"):
@@ -206,7 +206,7 @@ def _block(block: _Block, names: dict[str, str], asked: _Selection, *, is_alone:
 
 
 def cause(change: Change) -> None:
-    """Show what changed in the setup, since when and, if the time changed too, how to find the cause."""
+    """Show what changed in the setup, since when and, if the time also changed, how to find the cause."""
     named, rest = change.differences[:SHOWN], more(len(change.differences) - SHOWN)
     known = ", ".join([*map(short, named), *filter(None, [rest])])
     is_same = sort(change) in ("same", "not compared")

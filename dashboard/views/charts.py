@@ -1,4 +1,4 @@
-"""Options of the charts for Apache ECharts, which NiceGUI includes."""
+"""The charts' options for Apache ECharts, which NiceGUI includes."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -11,20 +11,20 @@ from benchd.dashboard.queries import Mark
 from benchd.dashboard.trade_off import Point
 
 CHANGED = "setup changed"
-# of text: NiceGUI evaluates the value of a key that starts with a colon
+# text colours; NiceGUI evaluates the value of a key that starts with a colon
 SOFT = {":color": "getComputedStyle(document.documentElement).getPropertyValue('--soft').trim()"}
 STEP_LINE = {"color": SERIES[0], "type": "solid"}
 STEP = {"label": {"show": True, "formatter": "{b}", **SOFT}, "lineStyle": STEP_LINE}
 
-MANY = 60  # with more runs, their intervals would hide the medians
-BLOCKS = 600  # per process; a screen shows no more
-GAP_S = 120.0  # between samples: a larger gap means no measurement; means per minute are 60 s apart
+MANY = 60  # with more runs, the intervals would hide the medians
+BLOCKS = 600  # maximum per process, as many as a screen can show
+GAP_S = 120.0  # a larger gap between samples means that nothing was measured; means per minute are 60 s apart
 CROSS = "path://M1,0L5,4L9,0L10,1L6,5L10,9L9,10L5,6L1,10L0,9L4,5L0,1Z"
 TICKS = {"day": "{d} {MMM}", "hour": "{HH}:{mm}", "minute": "{HH}:{mm}", "second": "{HH}:{mm}:{ss}"}
 
 Series = dict[str, list[tuple[float, float]]]
 
-# a chart's title, its unit, the factor to that unit, the suffix of its metrics
+# a chart's title, its unit, the factor for converting to that unit, the suffix of its metrics
 PANELS = (
     ("Power", "W", 1.0, "power_w"),
     ("Clocks", "MHz", 1e-6, "_clock_hz"),
@@ -66,7 +66,7 @@ def _value_axis(name: str) -> dict[str, Any]:
 
 
 def throttled(series: Series) -> list[tuple[float, float]]:
-    """Return the spans, in Unix time, in which a clock was throttled: each until the next sample, if that came soon."""
+    """Return the spans, in Unix time, in which a clock was throttled; each ends at the next sample, if that is soon."""
     spans: list[tuple[float, float]] = []
     for values in (values for name, values in series.items() if "throttle_reasons" in name):
         for (t_s, value), (next_s, _) in pairwise([*values, *values[-1:]]):
@@ -90,7 +90,7 @@ def bands(spans: list[tuple[float, float]]) -> dict[str, Any]:
 
 
 def history(results: list[Result], clean: dict[str, float], marks: list[Mark]) -> dict[str, Any]:
-    """Return medians with their intervals over time, those of `clean` blocks next to them, and one line per mark."""
+    """Return a chart of medians with intervals over time, those of `clean` blocks next to them, and a line per mark."""
     options = base("ms")
     points = [[result.measured_s * 1e3, result.median_ms] for result in results]
     bars = [_interval(one, len(results)) for one in results if one.low_ms is not None and one.high_ms is not None]
@@ -136,7 +136,7 @@ def _interval(result: Result, runs: int) -> dict[str, Any]:
 
 
 def trade_off(points: Sequence[Point], front: Sequence[Point]) -> dict[str, Any]:
-    """Return energy over latency, with a point and error bars per variant, named where there is room, and the front."""
+    """Return a chart of energy over latency, with points and error bars, names where there is room, and the front."""
     options = _by_variant()
     options["yAxis"] = _value_axis("mJ per inference")
     most_ms = max((point.latency_ms.value for point in points), default=0.0)
@@ -152,7 +152,7 @@ def trade_off(points: Sequence[Point], front: Sequence[Point]) -> dict[str, Any]
 
 
 def latency(points: Sequence[Point]) -> dict[str, Any]:
-    """Return the latencies of variants without energy, each on its own line, fastest on top."""
+    """Return a chart of the latencies of variants without energy, each on a separate line, fastest on top."""
     options = _by_variant()
     ordered = sorted(points, key=lambda point: -point.latency_ms.value)
     names = {"data": [_name(point) for point in ordered], "axisLabel": SOFT}
@@ -171,10 +171,10 @@ def _name(point: Point) -> str:
 def _by_variant() -> dict[str, Any]:
     options = base("")
     options["grid"] = {"left": 64, "right": 24, "top": 32, "bottom": 48}
-    options["legend"] = {"show": False}  # each point has its label
+    options["legend"] = {"show": False}  # because each point has a label
     options["xAxis"] = _value_axis("median, ms") | {"nameLocation": "middle", "nameGap": 28, "min": 0}
     options["tooltip"] = {"trigger": "item", "confine": True}
-    del options["toolbox"]  # there is too little to zoom into
+    del options["toolbox"]  # because there is too little to zoom into
     return options
 
 

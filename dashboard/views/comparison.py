@@ -1,4 +1,4 @@
-"""Two results side by side, with the verdict that `benchd compare` gives for result files."""
+"""Shows two results side by side, with the verdict that `benchd compare` gives for result files."""
 
 import shlex
 from asyncio import to_thread
@@ -47,13 +47,13 @@ def add(store: Store, changes: Changes) -> None:
 
 
 def _change(changes: Changes, since: str, a: str, b: str) -> Change | None:
-    """Return the change in which these are the newest runs of the two sides."""
+    """Return the change in which these are the two sides' newest runs."""
     known = changes.update(since)[0] if since in UPDATES or day_s(since) is not None else []
     return next((change for change in known if (change.before_key, change.now_key) == (a, b)), None)
 
 
 def judged(a: Record, b: Record) -> Verdict:
-    """Return the verdict on B relative to A, inconclusive with the reason if they cannot be compared."""
+    """Return the verdict on B compared with A: inconclusive, with the reason, if they cannot be compared."""
     if a.case_id != b.case_id:
         line = shlex.join(["benchd", "compare", "--live", a.case_id, b.case_id])
         return Verdict(answer="inconclusive", reason=f"two cases; on one device {line} measures them alternately")

@@ -1,4 +1,4 @@
-"""One device: its sensors, cases and events, its identity, and the suites that it can run."""
+"""Shows one device: its sensors, cases and events, its identity, and the suites that it can run."""
 
 import math
 import time
@@ -41,7 +41,7 @@ class _State(NamedTuple):
 
 def add(store: Store, broker: Broker) -> None:
     """Serve the view at /device/<id>."""
-    requests: dict[_SuiteOfDevice, SuiteRequest] = {}  # for all viewers
+    requests: dict[_SuiteOfDevice, SuiteRequest] = {}  # shared by all viewers
 
     @ui.page("/device/{device_id}", response_timeout=PATIENCE_S)
     async def device(device_id: str) -> None:
@@ -103,14 +103,14 @@ def _state_line(device: Device) -> str:
 
 
 def _drawn(marks: list[Mark]) -> list[Mark]:
-    """Return the marks to draw in the charts: all or, if there are many, none of cases that went well."""
+    """Return the marks to draw in the charts: all or, if there are many, all except those of successful cases."""
     odd = [mark for mark in marks if mark.name != CASE_OK]
     shown = marks if len(marks) <= SHOWN else odd[-SHOWN:]
     return [mark._replace(name=short(f"{mark.name} {mark.detail}"), detail="") for mark in shown]
 
 
 def _listed(marks: list[Mark]) -> list[Mark]:
-    """Return the marks to list: all, but only the last few cases that went well."""
+    """Return the marks to list: all, except that only the last few successful cases are included."""
     well = [mark for mark in marks if mark.name == CASE_OK]
     return sorted([*(mark for mark in marks if mark.name != CASE_OK), *well[-WELL:]])
 
@@ -135,7 +135,7 @@ class _Suites:
         ui.label(more(len(suites) - SHOWN)).classes("soft")
 
     def asked_s(self) -> float:
-        """Return when the earliest of this device's requests was made."""
+        """Return the time of this device's earliest request."""
         mine = (request for (device_id, _), request in self._requests.items() if device_id == self._device_id)
         return min((request.asked_s for request in mine), default=math.inf)
 

@@ -1,4 +1,4 @@
-"""The fleet, trouble first: one card per device, or one row per device if there are many."""
+"""Shows the fleet, devices in trouble first: one card per device, or one row per device if there are many."""
 
 import time
 from asyncio import to_thread
@@ -17,7 +17,7 @@ from benchd.dashboard.store import Store
 from benchd.dashboard.text import SIGNS, age, count, doing, figure, more, short, throttling
 
 CARDS = 24  # more devices are shown as rows
-FEW = 4  # enough to fill the width
+FEW = 4  # number of cards that fills the width
 SPARK_S = 300.0
 EMPTY = "No device yet. Start benchd on one (bench-once --mqtt URL, or benchd run) with this broker."
 NONE = "No device matches. Clear the search or choose a different state."
@@ -26,7 +26,7 @@ NONE = "No device matches. Clear the search or choose a different state."
 def add(store: Store, answers: Answers) -> None:
     """Serve the view at /fleet; `state` and `q` select devices by condition and text.
 
-    Also serve the search of every page at /search, which leads to the matching devices or else to the results.
+    Also serve the search on every page, at /search, which leads to the matching devices or else to the results.
     """
 
     @app.get("/search")
@@ -91,7 +91,7 @@ def strip_of(fleet: Sequence[BoardCondition], path: str, chosen: Condition | Non
 
 
 async def _draw(store: Store, entries: "dict[str, _Entry]", drawn_s: list[float]) -> None:
-    """Draw new points in the sparklines of all cards, and clear those of devices that have sent nothing for long."""
+    """Draw new points in all cards' sparklines, and clear those of devices that have long been silent."""
     now_s = time.time()
     sparks = await to_thread(queries.sparks, store, list(entries), max(drawn_s[0], now_s - SPARK_S))
     drawn_s[0] = now_s - now_s % queries.STEP_S  # the last step is not complete yet
@@ -147,7 +147,7 @@ class _Entry:
         self._service.set_text(f"{throttling(device)}, {backlog}")
 
     def draw(self, sparks: list[queries.Spark], now_s: float) -> None:
-        """Send the points that are new or have risen; once the newest is older than a sparkline, clear it."""
+        """Send points that are new or have risen; clear the sparkline once its newest point is too old for it."""
         if self._sparks is None:
             return
         if new := [spark for spark in sparks if spark not in self._drawn]:

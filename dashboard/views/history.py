@@ -1,4 +1,4 @@
-"""A case on a device over time: its levels, where they shift, and the effect of disturbed blocks."""
+"""Shows a case on a device over time: its levels, where they shift, and the effect of disturbed blocks."""
 
 from asyncio import to_thread
 from collections.abc import Callable, Iterator
@@ -52,7 +52,7 @@ def add(store: Store) -> None:
 
 
 def undated(results: list[Result]) -> str:
-    """Return how many results are shown by arrival, because their device's clock cannot have been right."""
+    """Return how many results are dated by arrival, because their device's clock cannot have been right."""
     number = sum(map(is_undated, results))
     return f" {count(number, 'run')} {BY_ARRIVAL}." if number else ""
 
@@ -63,7 +63,7 @@ def is_undated(result: Result) -> bool:
 
 
 def steps(results: list[Result]) -> Iterator[Mark]:
-    """Yield where a new level of the median begins, and its change from the previous level."""
+    """Yield the results where a new level of the median begins, and its change from the previous level."""
     times_ms = [result.median_ms or 0.0 for result in results]
     places = shifts(times_ms)
     levels = [median(times_ms[begin:end]) for begin, end in pairwise([0, *places, len(times_ms)])]
@@ -73,7 +73,7 @@ def steps(results: list[Result]) -> Iterator[Mark]:
 
 
 def changes(results: list[Result], record: Callable[[str], Record | None]) -> list[Mark]:
-    """Return where the environment or benchd changed, and how; `record` returns a record by its key."""
+    """Return the results where the environment or benchd changed, and how; `record` returns a record by its key."""
     pairs = [pair for pair in pairwise(results) if _made_by(pair[0]) != _made_by(pair[1])]
     named = [(after, _changed(before, after, record(before.key), record(after.key))) for before, after in pairs]
     return [Mark(after.measured_s, charts.CHANGED, words) for after, words in named if words]
@@ -84,7 +84,7 @@ def _made_by(result: Result) -> tuple[str, str]:
 
 
 def _changed(before: Result, after: Result, one: Record | None, other: Record | None) -> str | None:
-    """Return what changed in words, or None if an older record merely has fewer fields."""
+    """Return the changes in words, or None if an older record merely has fewer fields."""
     if before.tool_version != after.tool_version:
         return f"benchd {before.tool_version} to {after.tool_version}"
     if one is None or other is None:

@@ -1,4 +1,4 @@
-"""Home: how many boards are well, which are not and why, and which variant of each model ships where."""
+"""Home: shows how many boards are well, which are not and why, and which variant of each model ships where."""
 
 import time
 from asyncio import to_thread
@@ -34,7 +34,7 @@ from benchd.dashboard.views.changes import verdict
 from benchd.dashboard.views.fleet import EMPTY, condition_named, strip_of
 from benchd.dashboard.views.shipped import is_stale, word
 
-NAMED = 4  # boards listed by name in each condition
+NAMED = 4  # number of boards listed by name for each condition
 SUBJECTS = 24
 NONE = "No results yet. Measure something: bench-once --mqtt URL."
 SHAPE: dict[Outcome, str] = {"ships": "✓", "fastest": "◌", "inconclusive": "≈", "nothing": "—"}
@@ -45,7 +45,7 @@ LEGEND = (
 
 _Line = tuple[str, str, str]  # text, class and link
 _Head = MatrixRow | str  # a board, a kind of board or a model
-_Promise = tuple[str, Deployed, bool]  # a board, what is deployed there, and whether that is stale
+_Promise = tuple[str, Deployed, bool]  # a board, the deployed model, and whether its verdict is stale
 
 
 class _State(NamedTuple):
@@ -125,7 +125,7 @@ def _read(store: Store, answers: Answers, chosen: Condition | None) -> _State:
 
 
 def _troubles(helpless: list[BoardCondition], changed: frozenset[str]) -> None:
-    """List the boards in each condition with what is wrong; those in `changed` link to Changes."""
+    """List the boards in each condition, with their problems; those in `changed` link to Changes."""
     for condition in CONDITIONS:
         alike = [board for board in helpless if board.condition == condition]
         if not alike:
@@ -188,7 +188,7 @@ def _head(head: _Head, names: dict[str, str]) -> None:
 
 
 def beside(cell: Cell, deployed: Sequence[_Promise]) -> _Line | None:
-    """Return what is deployed for the cell's model and batch size on its boards."""
+    """Return the deployed folders for the cell's model and batch size on its boards."""
     result = cell.lead.result
     if result is None:
         return None
@@ -227,7 +227,7 @@ def _show(cell: Cell | None, name: str, deployed: _Line | None) -> None:
 
 
 def _lead(cell: Cell) -> None:
-    """Show the variant, and its time at the other end of the line."""
+    """Show the variant, with its time at the other end of the line."""
     lead = cell.lead
     head = f"{SHAPE[lead.outcome]} {lead.variant or 'nothing to ship'}"
     if lead.result and cell.boards == 1:

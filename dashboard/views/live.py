@@ -8,7 +8,7 @@ from benchd.dashboard.queries import Mark
 from benchd.dashboard.views import charts
 from benchd.dashboard.views.charts import PANELS, Series
 
-POINTS = 600  # per line; a screen shows no more
+POINTS = 600  # maximum per line, as many as a screen can show
 LATE_S = 5.0  # how late a sample may arrive
 
 ui.echart  # noqa: B018 - makes its library known to the browser
@@ -35,7 +35,7 @@ class LiveCharts(ui.element, component="live_charts.js"):
         return max(max(self._last_s.values(), default=0.0) - LATE_S, now_s - self._span_s)
 
     def extend(self, series: Series, marks: list[Mark], now_s: float) -> bool:
-        """Send what is new, or that a line has left the span; return whether any line is left."""
+        """Send new points, and the end of lines that have left the span; return whether any line is left."""
         fresh = {name: self._fresh(name, values) for name, values in series.items()}
         gone = [name for name, last_s in self._last_s.items() if last_s < now_s - self._span_s]
         for name in gone:
@@ -50,7 +50,7 @@ class LiveCharts(ui.element, component="live_charts.js"):
         return bool(self._last_s)
 
     def _fresh(self, name: str, values: list[tuple[float, float]]) -> list[tuple[float, float]]:
-        """Return the values after the last one sent, no closer together than a screen can show."""
+        """Return the values since the last one sent, no closer together than a screen can show."""
         lines = []
         for t_s, value in values:
             if t_s >= self._last_s.get(name, 0.0) + self._span_s / POINTS:

@@ -1,4 +1,4 @@
-"""One record in readable form: its result, stages, check, energy, blocks and environment."""
+"""Shows one record in readable form: its result, stages, check, energy, blocks and environment."""
 
 from asyncio import to_thread
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""The results, filtered, sorted and paged on the server; the URL contains the selection, which the CSV uses too."""
+"""Shows the results, filtered, sorted and paged on the server; the URL contains the selection, also for the CSV."""
 
 import io
 from asyncio import to_thread
@@ -22,7 +22,7 @@ from benchd.dashboard.text import accuracy, board, energy, error_share, rounded,
 ROWS = (25, 100)
 DAYS = {"since": "from (UTC)", "until": "to (UTC)"}
 REFRESH_S = 0.5
-CSV_ROWS = 1000  # per query; a fleet's history need not fit in memory
+CSV_ROWS = 1000  # rows per query, because a fleet's history may not fit in memory
 NEWEST = "measured_s"
 EMPTY = "No results match. Clear the filters, or measure something: bench-once --mqtt URL."
 STATUSES = ["ok", "failed", "timeout", "unsupported", "aborted"]
@@ -33,7 +33,7 @@ _Which = Annotated[Filter, Depends()]  # its fields are the words in the URL
 
 
 class _Column(NamedTuple):
-    """A column: `look` is the class of the width from which it is shown; an `optional` one is hidden while empty."""
+    """A column: `look` is the CSS class for its minimum width; an `optional` column is hidden while empty."""
 
     label: str
     look: str = ""
@@ -142,7 +142,7 @@ async def _show(store: Store, asked: _Query) -> None:
             return
         page = await to_thread(_page, store, wanted)
         names = await to_thread(queries.names, store)
-        if chosen() != wanted:  # a selection made meanwhile may have been answered first
+        if chosen() != wanted:  # a selection made in the meantime may have been answered first
             return
         total[:] = [page.total]
         table.pagination = {**table.pagination, "rowsNumber": page.total}
@@ -158,7 +158,7 @@ async def _show(store: Store, asked: _Query) -> None:
         ui.navigate.history.replace(f"/results{chosen().query()}")
         await show()
 
-    def keep_total() -> None:  # a browser's echo of an older page must not win
+    def keep_total() -> None:  # an older page's total, echoed by the browser, must not replace the current one
         if table.pagination["rowsNumber"] != total[0]:
             table.pagination = {**table.pagination, "rowsNumber": total[0]}
 
@@ -229,7 +229,7 @@ def _page(store: Store, asked: _Query) -> queries.Page:
 
 
 def _row(result: Result, names: dict[str, str]) -> dict[str, Any]:
-    """Return what the table shows of a result, each number rounded according to its error."""
+    """Return the table's cells for a result, with numbers rounded according to their errors."""
     share = error_share(result)
     is_ok = result.status == "ok"
     return {

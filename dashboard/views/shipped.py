@@ -1,4 +1,4 @@
-"""What is deployed on a fleet's boards: promise kept, broken or stale, by how much and since when."""
+"""Shows what is deployed on a fleet's boards: promise kept, broken or stale, by how much and since when."""
 
 import time
 from asyncio import to_thread
@@ -17,7 +17,7 @@ from benchd.dashboard.text import age, figure, more, percent, short
 
 AGES_S = 60.0  # unchanged content is redrawn this often, because its age grows
 STALE_S = 7 * 86_400.0
-"""A promise verified longer ago than this is no longer known to be kept."""
+"""A promise that was verified longer ago than this is no longer known to be kept."""
 
 NONE = "Nothing is deployed. Add a folder written by benchd ship to the configuration of benchd run: [[shipped]] path."
 
@@ -58,7 +58,7 @@ def _calm(one: OnBoard, now_s: float) -> tuple[bool, bool]:
 
 
 def is_stale(one: OnBoard, now_s: float) -> bool:
-    """Return whether the last verification is too old to rely on."""
+    """Return whether the last verification is too old to be reliable."""
     return now_s - one.verified_s > STALE_S
 
 
@@ -87,7 +87,7 @@ def _table(boards: Sequence[OnBoard], now_s: float) -> None:
 
 
 def word(deployed: Deployed, *, is_stale: bool) -> str:
-    """Return in a word whether the promise is kept, and whether that is stale."""
+    """Return a word for whether the promise is kept, and for a stale verdict."""
     signs = {"kept": "✓ kept", "faster": "✓ kept, faster", "slower": "▲ broken, slower", "broken": "✕ broken"}
     return short(signs.get(deployed.verdict, deployed.verdict.replace("_", " "))) + (", stale" if is_stale else "")
 

@@ -1,4 +1,4 @@
-"""The variants of a model by latency and energy: one chart per kind of board, or for one board."""
+"""Shows a model's variants by latency and energy: one chart per kind of board, or one for a single board."""
 
 from asyncio import to_thread
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class _State(NamedTuple):
 
 
 def add(store: Store, answers: Answers) -> None:
-    """Serve the view at /trade-off; `model` and `board` choose what is shown."""
+    """Serve the view at /trade-off; `model` and `board` select what is shown."""
 
     @ui.page("/trade-off", response_timeout=PATIENCE_S)
     async def trade_off(model: str = "", board: str = "") -> None:

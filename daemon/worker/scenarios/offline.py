@@ -67,7 +67,7 @@ class Chunk:
         return (taken_ns // self.runs,)
 
     def waits(self) -> bool:
-        """Return whether, on a GPU, each of a few further runs had ended when its call returned."""
+        """Return whether, on a GPU, calls return only at the end of the run, judging by a few more runs."""
         return bool(self._streams) and all(self._has_ended(run) for run in range(WATCHED_RUNS))
 
     def _has_ended(self, run: int) -> bool:
