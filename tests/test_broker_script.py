@@ -65,7 +65,7 @@ def test_a_device_does_its_work_and_a_collector_its_own(site, tmp_path):
 
 @pytest.mark.parametrize("user", ["d2", "reader"])
 @pytest.mark.parametrize("leaf", ["cmd/run", "status", "result/r1", "health"])
-def test_nobody_forges_what_another_says(site, user, leaf):
+def test_a_user_cannot_publish_as_another(site, user, leaf):
     assert reason(site(user), TOPICS.root + leaf) == NOT_AUTHORISED
 
 

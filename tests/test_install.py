@@ -90,7 +90,7 @@ def broken_update(tmp_path, ours):
     return folder
 
 
-def test_the_life_of_an_installation(site, wheels, broken_update):
+def test_an_installation_survives_its_life_cycle(site, wheels, broken_update):
     first = service_installed(site, wheels, "enable --now benchd\n")
     installed_again_and_only_what_differs_changes(site, wheels)
     second = interrupted_or_broken_and_the_first_stays(site, broken_update, first)
@@ -369,7 +369,7 @@ def test_the_folder_that_the_service_runs_from_is_never_built_again(site, tmp_pa
     assert site.points_to("previous") == "0-old", "a version that is built again is not the one before"
 
 
-def test_a_rollback_that_the_dashboards_database_does_not_survive_is_refused(site):
+def test_a_rollback_incompatible_with_the_dashboards_database_is_refused(site):
     for version in ("1-new", "0-old"):
         tool(site.home / version / "bin", "python", f'exec {sys.executable} "$@"')
     (site.home / "current").symlink_to("1-new")
@@ -517,7 +517,7 @@ def place(site, text):
     return phase(site, f"lock; draft={draft}; place_configuration")
 
 
-def test_the_configuration_keeps_its_owner_its_mode_and_its_link(site):
+def test_the_configuration_keeps_its_owner_mode_and_link(site):
     own, linked = site.root / "srv/site.toml", site.root / "etc/benchd/benchd.toml"
     for path in (own, linked):
         path.parent.mkdir(parents=True)

@@ -84,7 +84,7 @@ def publish_to(broker, folder, numbers, device="d1"):
         assert Delivery(folder, log).drain(broker, f"device-{uuid.uuid4().hex[:8]}", WAIT_S) is None
 
 
-def test_a_second_dashboard_and_one_of_the_same_name_get_everything_too(broker, tmp_path):
+def test_a_second_dashboard_gets_everything_even_with_the_same_name(broker, tmp_path):
     """Neither another database nor a guest with the same name takes anything away from the first."""
     urls = [f"sqlite:///{tmp_path}/{number}.db" for number in (1, 2)]
     with ExitStack() as stack:
@@ -96,7 +96,7 @@ def test_a_second_dashboard_and_one_of_the_same_name_get_everything_too(broker, 
                 wait_for(lambda store=store: count(store, "result") == 50)
 
 
-def test_what_an_earlier_version_could_not_read_is_read_again(broker, url):
+def test_messages_unreadable_to_an_earlier_version_are_read_again(broker, url):
     topic = Topics("d1").result("r1")
     held = [Arrived(topic, encode(made(device_id="d1")), 5.0), Arrived(topic, b"{", 6.0)]
     with closing(Store(url)) as store:
@@ -109,7 +109,7 @@ def test_what_an_earlier_version_could_not_read_is_read_again(broker, url):
         assert value(store, select(store.tables["quarantine"].c.reader)) == READER
 
 
-def test_a_message_that_the_database_refuses_costs_nothing_but_itself_and_counts_once_for_its_board(url, monkeypatch):
+def test_a_message_rejected_by_the_database_affects_no_other_and_counts_once_for_its_board(url, monkeypatch):
     bodies = {run_id: encode(made(run_id=run_id, device_id="b")) for run_id in ("r0", "r1", "r2", "r3")}
     arrived = [Arrived(Topics("b").result(run_id), body, 0.0) for run_id, body in bodies.items()]
     monkeypatch.setattr(collector, "DAY_BYTES", sum(map(len, bodies.values())))
@@ -124,7 +124,7 @@ def test_a_message_that_the_database_refuses_costs_nothing_but_itself_and_counts
         )
 
 
-def test_an_exception_that_nobody_foresaw_costs_one_message(url, monkeypatch):
+def test_an_unforeseen_exception_affects_only_one_message(url, monkeypatch):
     def fail(address, message):
         raise KeyError("planted")
 
@@ -139,7 +139,7 @@ def test_an_exception_that_nobody_foresaw_costs_one_message(url, monkeypatch):
         assert value(store, select(store.tables["quarantine"].c.reason)) == "KeyError: 'planted'"
 
 
-def test_a_board_that_publishes_without_end_fills_no_more_than_its_share_of_the_database(url, monkeypatch):
+def test_a_board_that_publishes_endlessly_fills_only_its_share_of_the_database(url, monkeypatch):
     """What is not stored has not arrived: the board is asked for it the next day."""
     monkeypatch.setattr(collector, "DAY_BYTES", 400_000)
     with closing(Store(url)) as store:
@@ -167,7 +167,7 @@ def numbered(seq, body):
     return b'{"log":"%s","seq":%d,%s' % (b"a" * 16, seq, body[1:])
 
 
-def test_a_killed_collector_loses_nothing_and_doubles_nothing(broker, url, tmp_path):
+def test_a_killed_collector_neither_loses_nor_duplicates_results(broker, url, tmp_path):
     total = 800
     with closing(Store(url)) as store:
         with collecting(broker.url, url):
@@ -184,7 +184,7 @@ def test_a_killed_collector_loses_nothing_and_doubles_nothing(broker, url, tmp_p
         assert count(store, "body") == total
 
 
-def test_two_collectors_share_the_work_and_one_that_dies_leaves_nothing_behind(broker, empty_postgres, tmp_path):
+def test_two_collectors_share_the_work_and_the_death_of_one_loses_nothing(broker, empty_postgres, tmp_path):
     total, url = 400, empty_postgres
     with closing(Store(url)) as store:
         with collecting(broker.url, url, "one") as one, collecting(broker.url, url, "two"):
@@ -214,7 +214,7 @@ def test_a_broker_that_dies_and_comes_back_is_found_again(tmp_path, url):
         assert process.is_alive()
 
 
-def test_a_clock_that_is_set_neither_ages_anything_nor_silences_the_collector(broker, url, monkeypatch):
+def test_setting_the_clock_neither_expires_data_nor_silences_the_collector(broker, url, monkeypatch):
     wall, uptime, year_s = time.time, time.monotonic, 365 * 86400.0
     to = parse_url(broker.url)
     with closing(Store(url)) as store, closing(Feed(to, "collector", 0)) as feed:

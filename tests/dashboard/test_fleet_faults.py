@@ -107,7 +107,7 @@ def acknowledged(folder):
 
 
 @pytest.mark.slow
-def test_a_broker_that_has_lost_its_disk_costs_nothing(tmp_path, child_environment):
+def test_no_result_is_lost_if_the_broker_loses_its_disk(tmp_path, child_environment):
     url, port, settings = f"sqlite:///{tmp_path}/dashboard.db", free_port(), SETTINGS.format(tmp_path)
     with ExitStack() as stack:
         store = stack.enter_context(closing(Store(url)))
@@ -128,7 +128,7 @@ def test_a_broker_that_has_lost_its_disk_costs_nothing(tmp_path, child_environme
 
 
 @pytest.mark.slow
-def test_a_broker_that_drops_results_of_a_slow_collector_costs_nothing(tmp_path, child_environment):
+def test_no_result_is_lost_if_the_broker_drops_messages_for_a_slow_collector(tmp_path, child_environment):
     url = f"sqlite:///{tmp_path}/dashboard.db"
     settings = "allow_anonymous true\nmax_queued_messages 100\nmax_inflight_messages 20"
     with (

@@ -48,9 +48,7 @@ def missing(store):
     return {sample.labels["device_id"]: sample.value for sample in found.samples}
 
 
-def test_what_was_sent_before_there_was_a_collector_and_what_the_broker_lost_is_asked_for_and_stored(
-    tmp_path, url, monkeypatch
-):
+def test_messages_sent_before_the_collector_or_lost_by_the_broker_are_requested_and_stored(tmp_path, url, monkeypatch):
     """Results and events alike, of the beginning, of the middle and of the end."""
     with running_broker(tmp_path) as broker, closing(Board(parse_url(broker.url), tmp_path, "d1")) as board:
 

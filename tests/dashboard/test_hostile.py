@@ -80,7 +80,7 @@ def most_bytes(process):
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
-def test_messages_of_any_size_leave_the_pages_the_memory_and_the_results_of_others_alone(tmp_path):
+def test_messages_of_any_size_do_not_affect_pages_memory_or_other_results(tmp_path):
     url = f"sqlite:///{tmp_path}/dashboard.db"
     with running_broker(tmp_path, SETTINGS.format(tmp_path)) as broker, closing(Store(url)) as store:
         for one in of_many_cases():

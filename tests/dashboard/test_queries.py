@@ -72,7 +72,7 @@ def test_a_large_fleet_shows_the_newest_power_and_throttling_of_each_device(stor
     assert [(one.power_w, one.throttled) for one in found] == [(16.0, False)] * 300
 
 
-def test_ids_that_were_made_up_or_have_retired_hide_no_board_that_reports(store):
+def test_invented_and_retired_ids_do_not_hide_reporting_boards(store):
     store.add(Row("device", {"device_id": f"a{number}", "seen_s": NOW_S}) for number in range(READ + 1))
     store.add([Row("device", {"device_id": "only-retained", "seen_s": None})])
     add(store, "orin", "info", {"name": "the board"}, NOW_S + 1)

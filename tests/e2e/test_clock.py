@@ -8,7 +8,7 @@ from test_service import site  # noqa: F401 - a fixture
 HOUR_S = 3600.0
 
 
-def test_a_clock_that_is_set_back_and_forth_keeps_the_schedule_and_the_results(site, tmp_path):  # noqa: F811
+def test_setting_the_clock_back_and_forth_keeps_the_schedule_and_the_results(site, tmp_path):  # noqa: F811
     clock = FakeClock(tmp_path)
     with site.configure(sizes="[16]", more='every = "1h"\n').service(is_apart=True, **clock.environment):
         is_due_within_the_hour(site)

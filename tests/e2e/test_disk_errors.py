@@ -56,7 +56,7 @@ def failing_disk(site):  # noqa: F811
         yield fail
 
 
-def test_a_disk_that_becomes_read_only_within_a_case_ends_no_service(site, failing_disk):  # noqa: F811
+def test_a_disk_that_becomes_read_only_during_a_case_does_not_stop_the_service(site, failing_disk):  # noqa: F811
     suite_id, _ = under_way(site, 16)
     with site.configure(cap_s=LONG_S, sizes="[16]").service() as process:
         wait_for((site.folder / "state/benchd" / ACTIVITY.name).exists, process)  # the case is on the disk by then

@@ -39,7 +39,7 @@ def scores(pid):
     return found
 
 
-def test_a_worker_that_exceeds_the_memory_costs_its_case_and_not_the_service(site, group):  # noqa: F811
+def test_a_worker_that_exceeds_the_memory_does_not_stop_the_service(site, group):  # noqa: F811
     folder, limit = group
     limit.write_text(str(TOO_FEW_BYTES))
     with site.configure(sizes="[16]").service(is_apart=True) as process:

@@ -6,7 +6,7 @@ from test_service import journal_of, site  # noqa: F401 - a fixture among them
 from waiting import WAIT_S
 
 
-def test_a_state_folder_that_is_removed_ends_no_service_and_is_said(site):  # noqa: F811
+def test_a_removed_state_folder_is_reported_and_does_not_stop_the_service(site):  # noqa: F811
     folder = site.folder / "state/benchd"
     with site.configure(sizes="[16]").service() as process:
         shutil.rmtree(folder)

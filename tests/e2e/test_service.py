@@ -279,7 +279,7 @@ def under_way(site, *sizes):
     return schedule.passes[0].suite_id, case_ids
 
 
-def test_a_service_that_is_stopped_in_a_case_goes_on_with_that_case(site):
+def test_a_service_stopped_during_a_case_resumes_with_that_case(site):
     suite_id, (case_id,) = under_way(site, 16)
     with site.configure(cap_s=LONG_S, sizes="[16]").service() as process:
         site.begun()
@@ -292,7 +292,7 @@ def test_a_service_that_is_stopped_in_a_case_goes_on_with_that_case(site):
     assert (again["case_id"], again["status"], again["suite_id"]) == (case_id, "ok", suite_id)
 
 
-def test_a_service_that_is_killed_in_a_case_reports_it_and_goes_on_with_the_next(site):
+def test_a_service_killed_during_a_case_reports_it_and_continues_with_the_next(site):
     _, case_ids = under_way(site, 16, 32)
     with site.configure(cap_s=LONG_S).service() as process:
         site.begun()
@@ -305,7 +305,7 @@ def test_a_service_that_is_killed_in_a_case_reports_it_and_goes_on_with_the_next
 
 
 @pytest.mark.parametrize("connects", [True, False], ids=["broker", "no broker"])
-def test_a_record_that_only_the_log_has_is_taken_up_and_nothing_is_measured_twice(site, connects):
+def test_a_record_that_is_only_in_the_log_is_processed_and_not_measured_again(site, connects):
     sizes = [16, 32] if connects else [16]
     site.configure(sizes=str(sizes))
     _, case_ids = under_way(site, *sizes)
@@ -373,7 +373,7 @@ def test_a_machine_that_another_measures_is_waited_for_and_nothing_is_said_to_ru
         assert site.until("result/")["status"] == "ok"
 
 
-def test_a_service_that_is_rolled_back_after_it_died_in_a_case_of_the_newer_one_starts_and_says_so_once(site):
+def test_a_service_rolled_back_after_a_crash_in_an_unknown_case_starts_and_reports_it_once(site):
     with site.configure().service() as process:
         process.terminate()
         assert process.wait(WAIT_S) == 0
@@ -403,7 +403,7 @@ def disk(site, request):
 
 
 @pytest.mark.parametrize("disk", ["40m"], indirect=True)
-def test_a_disk_that_others_fill_ends_no_service_and_keeps_none_from_starting(site, disk):
+def test_a_full_disk_neither_stops_a_service_nor_prevents_its_start(site, disk):
     with site.configure(sizes="[16]").service() as process:
         site.until("event", event="started")
         eat(disk)
@@ -425,7 +425,7 @@ def test_a_disk_that_others_fill_ends_no_service_and_keeps_none_from_starting(si
         assert "pass_failed" not in [event["event"] for event in site.seen("event")]
 
 
-def test_a_sampler_that_is_killed_at_its_start_costs_one_case(site):
+def test_a_sampler_killed_at_its_start_costs_only_one_case(site):
     """It waits for its script, so that it has read nothing when it is killed."""
     script, ready = site.folder / "script.json", site.folder / "ready.json"
     os.mkfifo(script)

@@ -68,7 +68,7 @@ def serviced(folder, broker, authority, environment):
             process.kill()
 
 
-def test_a_certificate_that_expires_costs_the_connection_until_it_is_renewed(tmp_path, child_environment):
+def test_an_expired_certificate_breaks_the_connection_until_it_is_renewed(tmp_path, child_environment):
     """So does a wrong password until it is replaced: cases are measured meanwhile."""
     authority, state, port = Authority(tmp_path / "ca"), tmp_path / "state/benchd", free_port()
     valid, expired = authority.issue("broker"), authority.issue("old", period="expired")

@@ -83,7 +83,7 @@ def stopped_often(folder, url, environment, count):
     return seconds
 
 
-def test_a_signal_at_any_moment_ends_the_service_and_its_worker(tmp_path, mosquitto, child_environment):
+def test_a_signal_ends_the_service_and_its_worker_at_any_moment(tmp_path, mosquitto, child_environment):
     stopped_often(tmp_path, mosquitto.url, child_environment, 2)
 
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 NEVER = {"lost", "stored twice", "said to be on the disk and not there"}
 
 
-def test_kills_and_an_outage_lose_nothing_and_store_nothing_twice(tmp_path, child_environment):
+def test_no_result_is_lost_or_stored_twice_despite_kills_and_an_outage(tmp_path, child_environment):
     program("mosquitto")
     command = [sys.executable, "-m", "tests.soak.soak", "--kills", "2", "--written", "40", "--records", "100"]
     command += ["--half-open", "0", "--output", str(tmp_path)]

@@ -144,6 +144,6 @@ def test_an_answer_goes_to_the_response_topic_with_its_correlation_or_to_the_cli
         ("all", "run", b'{"id":"1","models":["vim_tiny"]}', None),
     ],
 )
-def test_a_device_takes_the_commands_that_its_configuration_allows(allowed, verb, body, words):
+def test_a_device_accepts_only_commands_that_its_configuration_allows(allowed, verb, body, words):
     found = Gate(TOPICS, allowed).take(arrived(verb, body), NOW_S, WALL_S)
     assert not found.refusal if words is None else words in found.refusal

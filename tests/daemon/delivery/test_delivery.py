@@ -118,7 +118,7 @@ CURSORS = {
 
 
 @pytest.mark.parametrize("kind_", CURSORS)
-def test_a_cursor_that_says_nothing_of_this_log_begins_at_its_first_line(mosquitto, log, kind_, capsys):
+def test_a_missing_or_invalid_cursor_resends_the_log_from_its_first_line(mosquitto, log, kind_, capsys):
     device_id = fresh_device()
     listener = Listener(mosquitto, device_id).subscribe()
     wanted = fill(log, device_id, 3)
@@ -133,7 +133,7 @@ def test_a_cursor_that_says_nothing_of_this_log_begins_at_its_first_line(mosquit
     assert ("cannot be read" in capsys.readouterr().err) == (kind_ == "damaged")
 
 
-def test_what_the_broker_refuses_stops_nothing_and_is_tried_again_by_the_next_start(tmp_path, log):
+def test_a_refused_message_does_not_block_others_and_is_retried_after_the_next_start(tmp_path, log):
     acl = tmp_path / "acl"
     acl.write_text("topic readwrite benchd/v1/mine/#\n")
     with running_broker(tmp_path, f"allow_anonymous true\nacl_file {acl}") as broker:
@@ -152,7 +152,7 @@ def test_what_the_broker_refuses_stops_nothing_and_is_tried_again_by_the_next_st
         assert other.heard(1) == denied
 
 
-def test_the_project_s_own_settings_close_at_a_refusal_and_the_rest_is_delivered(tmp_path, log):
+def test_a_broker_with_our_settings_disconnects_at_a_refusal_and_the_rest_is_delivered(tmp_path, log):
     """With `max_queued_messages 0` mosquitto ends the connection after each acknowledgement that refuses."""
     acl = tmp_path / "acl"
     acl.write_text("topic readwrite benchd/v1/mine/#\n")
@@ -181,7 +181,7 @@ def test_a_lock_that_somebody_holds_on_the_files_keeps_nothing_waiting(mosquitto
         holder.communicate(b"\n")
 
 
-def test_a_message_at_which_the_broker_hangs_up_is_skipped_and_named(tmp_path, log):
+def test_a_message_at_which_the_broker_hangs_up_is_skipped_and_reported(tmp_path, log):
     """As mosquitto does without a word at one beyond `message_size_limit`."""
     with running_broker(tmp_path, "allow_anonymous true\nmessage_size_limit 5000") as broker:
         listener = Listener(broker, "d").subscribe()
@@ -234,7 +234,7 @@ class Taken:
         self.topics.append(topic.rpartition("/")[2])
 
 
-def test_a_replay_sends_what_was_asked_for_slowly_and_behind_what_is_new(log, monkeypatch):
+def test_a_replay_sends_the_requested_lines_slowly_and_after_new_ones(log, monkeypatch):
     now_s = 0.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now_s)
     fill(log, "d", 5)
@@ -265,7 +265,7 @@ def test_a_broker_that_knows_3_1_1_only(mosquitto, log, fault):
     assert listener.heard(70) == wanted
 
 
-def test_a_connection_that_ends_at_one_message_again_and_again_goes_on_behind_it(mosquitto, log):
+def test_a_message_that_repeatedly_ends_the_connection_is_skipped(mosquitto, log):
     device_id = fresh_device()
     listener = Listener(mosquitto, device_id).subscribe()
     wanted = fill(log, device_id, 100)

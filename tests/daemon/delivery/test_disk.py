@@ -43,7 +43,7 @@ def few_files(tmp_path):
         yield folder
 
 
-def test_a_disk_without_inodes_takes_no_case(few_files, monkeypatch):
+def test_no_case_starts_without_free_inodes(few_files, monkeypatch):
     monkeypatch.setattr(module, "CASE_BYTES", 0)
     assert lacks(few_files) is None
     use_up_inodes(few_files)
@@ -108,7 +108,7 @@ def test_on_a_full_disk_the_oldest_still_go(small_disk):
     assert [entry.name for entry in (small_disk / "raw").iterdir()] == ["new"]
 
 
-def test_a_power_cut_takes_no_raw_times_that_were_compressed(tmp_path):
+def test_compressed_raw_times_survive_a_power_cut(tmp_path):
     disk = tmp_path / "disk"
     with ext4_without_power(tmp_path / "image", disk) as cut:
         raw(disk, "a", 100.0, b"x" * 100_000)
@@ -131,7 +131,7 @@ def test_what_was_written_before_the_clock_was_set_goes_by_size_only(tmp_path):
 
 
 @pytest.mark.parametrize(("jump_s", "left_in_the_end"), [(YEAR_S, 0), (-YEAR_S, 0), (-NOW_S, 2)])
-def test_a_clock_that_jumps_makes_nothing_old_and_time_that_passes_does(tmp_path, jump_s, left_in_the_end, monkeypatch):
+def test_files_age_with_elapsed_time_but_not_with_clock_jumps(tmp_path, jump_s, left_in_the_end, monkeypatch):
     wall_s, up_s = NOW_S, 100.0
     monkeypatch.setattr(time, "time", lambda: wall_s)
     monkeypatch.setattr(time, "clock_gettime", lambda clock: up_s)

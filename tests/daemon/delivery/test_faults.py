@@ -65,7 +65,7 @@ def test_every_result_arrives_whatever_the_network_does(mosquitto, device_id, wa
         watcher.until(lambda topic, _: "/result/" in topic)
 
 
-def test_a_half_open_connection_is_seen_by_both_sides_and_what_waited_goes_out(mosquitto, device_id, watcher, tmp_path):
+def test_both_sides_notice_a_half_open_connection_and_pending_messages_go_out(mosquitto, device_id, watcher, tmp_path):
     with proxying(mosquitto) as proxy:
         broker = replace(parse_url(proxy.url), keep_alive_s=1)
         with linked(broker, device_id, tmp_path) as (link, _):

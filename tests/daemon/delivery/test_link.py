@@ -116,7 +116,7 @@ def test_of_more_commands_than_may_wait_the_first_are_kept(mosquitto, device_id,
         assert [int(one.body) for one in link.state.commands] == list(range(link_module.MAX_WAITING))
 
 
-def test_a_broker_that_dies_gets_everything_again_when_it_is_back(device_id, tmp_path):
+def test_a_restarted_broker_gets_everything_again(device_id, tmp_path):
     port = free_port()
     with linked(f"mqtt://{HOST}:{port}", device_id, tmp_path) as (link, _):
         link.retain(Topics(device_id).of("info"), b"{}")
@@ -133,7 +133,7 @@ def test_a_broker_that_dies_gets_everything_again_when_it_is_back(device_id, tmp
         assert link.is_alive()
 
 
-def test_nothing_that_comes_from_the_network_makes_a_device_forget(mosquitto, device_id, watcher, tmp_path):
+def test_no_message_from_the_network_makes_a_device_lose_data(mosquitto, device_id, watcher, tmp_path):
     topics = Topics(device_id)
     with linked(mosquitto, device_id, tmp_path) as (link, _):
         watcher.until_status("online")
@@ -179,7 +179,7 @@ def test_the_will_is_published_and_a_later_connection_is_not_taken_for_gone(mosq
         watcher.until_status("online", session=now)
 
 
-def test_two_machines_with_one_id_both_say_so_and_both_go_on(mosquitto, device_id, watcher, tmp_path):
+def test_two_machines_with_the_same_id_both_report_it_and_continue(mosquitto, device_id, watcher, tmp_path):
     with (
         linked(mosquitto, device_id, tmp_path / "1", "boot-1") as (first, first_wake),
         linked(mosquitto, device_id, tmp_path / "2", "boot-2") as (second, second_wake),
@@ -209,7 +209,7 @@ def test_a_retained_status_of_a_machine_that_has_gone_is_no_conflict(mosquitto, 
 
 
 @pytest.mark.parametrize("settings", ["", "max_queued_messages 0\n"], ids=["kept", "closed at a refusal"])
-def test_a_user_that_may_not_publish_is_said_in_one_sentence(device_id, tmp_path, settings, capsys):
+def test_a_user_without_permission_to_publish_is_reported_in_one_sentence(device_id, tmp_path, settings, capsys):
     """As one whose name is not the device's id, with the project's own rules."""
     acl = tmp_path / "acl"
     acl.write_text(f"topic readwrite benchd/v1/other/#\ntopic readwrite benchd/v1/{device_id}/result/#\n")
@@ -247,7 +247,7 @@ def test_a_broker_of_small_packets_gets_what_fits_and_the_rest_is_named_once(dev
         watcher.close()
 
 
-def test_a_document_at_which_the_broker_hangs_up_stops_nothing_and_is_named(
+def test_a_document_at_which_the_broker_hangs_up_is_reported_and_does_not_block_others(
     mosquitto, device_id, watcher, tmp_path, monkeypatch
 ):
     """As a broker without MQTT 5 does at one that is too large; no line of a log is taken for the cause."""
@@ -319,7 +319,7 @@ def test_a_broker_that_acknowledges_nothing_is_left_and_tried_again(mosquitto, d
         wait_for(lambda: progress(link) == (3, 0))
 
 
-def test_the_first_refusal_of_a_connection_is_a_log_line_and_is_not_repeated(device_id, tmp_path, capsys, monkeypatch):
+def test_the_first_refusal_of_a_connection_is_logged_once(device_id, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(random, "uniform", lambda *_: 0.0)
     attempts = []
     monkeypatch.setattr(link_module, "connect", lambda *given: attempts.append(given) or link_module_connect(*given))
@@ -372,7 +372,7 @@ time.sleep(600)
 """
 
 
-def test_results_survive_kills_of_everyone(device_id, tmp_path):
+def test_results_survive_kills_of_every_part(device_id, tmp_path):
     """Kill the daemon's side and the broker in the middle; what nobody has heard is there to be asked for."""
     port, heard = free_port(), set()
 

@@ -58,7 +58,7 @@ def test_another_process_that_wrote_meanwhile_is_counted(tmp_path):
     assert numbers(one) == [(1, "r1"), (2, "r2"), (3, "r3")]
 
 
-def test_a_line_that_a_crash_has_torn_is_set_aside_and_named_and_what_comes_after_it_is_read(tmp_path):
+def test_a_line_truncated_by_a_crash_is_set_aside_and_reported_and_later_lines_are_read(tmp_path):
     """Wherever it is cut: a whole line stays, and half of one is moved aside."""
     path = tmp_path / "whole" / "records.jsonl"
     filled(path, 3)
@@ -79,7 +79,7 @@ def test_a_line_that_a_crash_has_torn_is_set_aside_and_named_and_what_comes_afte
 
 
 @pytest.mark.parametrize("damage", [b"rubbish", b'{"log":"0000000000000000","seq":2,"run_id":"x"}', b'{"log":'])
-def test_a_damaged_line_is_named_once_and_the_others_are_read(tmp_path, damage):
+def test_a_damaged_line_is_reported_once_and_the_others_are_read(tmp_path, damage):
     path, told = tmp_path / "records.jsonl", []
     filled(path, 3)
     first, _, last = path.read_bytes().splitlines()
@@ -143,7 +143,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_archive_is_named_and_the_rest_is_read(tmp_path, damage):
+def test_a_damaged_archive_is_reported_and_the_rest_is_read(tmp_path, damage):
     told = []
     log = filled(tmp_path / "records.jsonl", 2, told.append)
     log.rotate(1)

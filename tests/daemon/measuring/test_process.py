@@ -118,7 +118,7 @@ def test_a_stage_that_says_that_it_goes_on_has_its_deadline_anew(tmp_path, monke
     os.close(go)
 
 
-def test_a_worker_that_never_ends_its_line_or_its_log_is_ended_at_its_deadline(tmp_path):
+def test_a_worker_with_an_endless_line_or_log_is_ended_at_its_deadline(tmp_path):
     """And is listened to meanwhile: the service attends to its watchdog and its signals."""
     worker = without_torch(tmp_path, "while True: [os.write(1, b'x' * 2**20), os.write(pipe, b'x' * 2**16)]")
     given, attended = job(tmp_path, limits=msgspec.structs.replace(TINY, build_deadline_s=3.0)), []
@@ -132,7 +132,7 @@ def test_a_worker_that_never_ends_its_line_or_its_log_is_ended_at_its_deadline(t
     assert max(attended) < process.LOG_BYTES + 2**25
 
 
-def test_a_worker_that_hangs_is_ended_with_all_it_started(tmp_path, monkeypatch):
+def test_a_hanging_worker_is_ended_with_everything_that_it_started(tmp_path, monkeypatch):
     """A child of its own session, and one of another."""
     shell = "echo started; (sleep 1000; true) & sleep 1000; true"  # two shells and two children of theirs
     readers, starts = [], "import subprocess"

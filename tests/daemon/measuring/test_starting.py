@@ -41,7 +41,7 @@ def failed(number):
 
 
 @pytest.mark.parametrize("number", FAULTS, ids=errno.errorcode.get)
-def test_what_the_kernel_refuses_is_the_reason_of_a_failed_case(tmp_path, printed, number):
+def test_a_kernel_refusal_is_the_reason_for_a_failed_case(tmp_path, printed, number):
     for folder in (tmp_path, tmp_path / "logs", tmp_path / "benchd"):
         folder.mkdir(exist_ok=True)
         folder.chmod(0o777)  # for the user who is not root

@@ -79,7 +79,7 @@ def booted(state, wall_s, true_s, hours, *, is_set=True):
 
 
 @pytest.mark.parametrize("clock", BOOTS.values(), ids=BOOTS)
-def test_a_board_that_is_switched_on_for_an_hour_a_day_begins_what_is_due_each_week(clock):
+def test_a_board_that_is_on_for_an_hour_a_day_starts_its_weekly_run(clock):
     """Whatever its clock says until the network sets it."""
     state, begun = booted(Schedule(), None, NOW_S, 1.0), []
     for day in range(1, 22):
@@ -98,7 +98,7 @@ def test_a_board_whose_clock_is_never_set_counts_the_time_that_it_was_up():
     assert begun == 22 * 30 // (7 * 24)
 
 
-def test_a_daily_time_that_was_missed_while_the_board_was_off_is_made_up_once():
+def test_a_daily_start_missed_while_the_board_was_off_is_made_up_once():
     state = made(msgspec.structs.replace(SUITE, every=None, at="02:30"))
     state.look(NOW_S, 10.0, "d")
     for clock in BOOTS.values():

@@ -79,7 +79,7 @@ def begun(given):
 
 
 @counts(200, 400)
-def test_nothing_that_arrives_raises_or_gets_past_the_verbs(count):
+def test_no_message_raises_an_error_or_gets_past_the_verbs(count):
     @settings(max_examples=count, derandomize=True, deadline=None)
     @given(commands(), st.booleans(), RESPONSES)
     @example((f"{TOPICS.root}cmd/run", b"[" * MAX_BYTES), False, None)

@@ -162,7 +162,7 @@ def test_a_repetition_that_is_not_slower_ends_the_doubt(tmp_path, link):
     assert events(link) == []
 
 
-def test_a_wall_clock_that_is_set_brings_no_regression_forward(tmp_path, link):
+def test_setting_the_wall_clock_does_not_hasten_a_regression(tmp_path, link):
     with service(tmp_path, [pin(tmp_path / "pinned.jsonl")], link) as one:
         one.take("r0", 3.0)
         one.take("r1", 3.0)

@@ -99,7 +99,7 @@ def test_an_interrupted_case_stays_in_its_run(state):
     assert left(state) == [LEFT]
 
 
-def test_a_result_that_a_full_disk_does_not_take_is_owed_and_appended_before_the_next(small_disk):
+def test_a_result_that_a_full_disk_rejects_is_kept_and_appended_before_the_next(small_disk):
     with service(small_disk) as state:
         begin_run(state)
         state.save()

@@ -250,7 +250,7 @@ def test_a_shipped_folder_that_is_replaced_is_verified_again(state, tmp_path):
     assert is_due_once()
 
 
-def test_a_full_disk_breaks_no_promise(state, tmp_path, monkeypatch):
+def test_a_full_disk_does_not_break_a_promise(state, tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "lacks", lambda folder: "No space left on device")
     ship(state, tmp_path / "net")
     service.verify_due(state)
@@ -381,7 +381,7 @@ def test_a_large_folder_that_is_read_ends_with_the_service(state, large, monkeyp
     assert (state.facts.shipped, state.session.interrupted) == ({}, True)
 
 
-def test_what_no_broker_has_acknowledged_outlives_its_age_on_a_disk_that_is_tidied(state, tmp_path, monkeypatch):
+def test_unacknowledged_archives_are_kept_past_their_age(state, tmp_path, monkeypatch):
     source = state.records
     source.append(records.encode(made()))
     monkeypatch.setattr(disk, "file_time_s", lambda booted_s: 1e12)
