@@ -69,7 +69,7 @@ def _bytes(tensor: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Op:
-    """How to make a Problem; `letters` names the numbers of a shape, and number `place` grows with the batch.
+    """A recipe for a Problem; `letters` names the numbers of a shape, and number `place` grows with the batch.
 
     That number counts `rows` for each image.
     """

@@ -292,7 +292,7 @@ def _write(path: Path, rows: Sequence[bytes]) -> None:
 
 
 def _without_paths(text: bytes) -> bytes:
-    """Return the text without this machine's interpreter and folder, which commands to copy would name."""
+    """Return the text, with this machine's interpreter and folder removed from commands."""
     return text.replace(sys.executable.encode(), b"python").replace(f"{Path.cwd()}/".encode(), b"")
 
 

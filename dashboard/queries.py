@@ -76,7 +76,7 @@ class Gap(NamedTuple):
 
 
 class Filter(NamedTuple):
-    """Which results to show; an empty field matches all. `text` is searched in model, variant, case and flags.
+    """A selection of results; an empty field matches all. `text` is searched in model, variant, case and flags.
 
     `device` is an id, `check` the verdict of the numerical check, or UNCHECKED; `since` and `until` are days in UTC.
     """

@@ -288,7 +288,7 @@ def _refuse_unquantised(model: ModelProto, names: Sequence[str]) -> None:
 
 
 def _compared(source: Path, path: Path, feeds: Sequence[Feed], most: int = 64) -> dict[str, Any]:
-    """Return the int8 file's deviations from the float32 file; raise if its answers are not finite."""
+    """Return the int8 file's deviations from the float32 file; raise CannotQuantise if its answers are not finite."""
     files = [sessions.open_session(file, spin=False) for file in (source, path)]
     exact, answers = ([session.run(None, feed)[0] for feed in feeds[:most]] for session in files)
     return agreement(exact, answers, len(next(iter(feeds[0].values()))))

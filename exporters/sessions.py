@@ -141,7 +141,7 @@ def _below(path: Path, provider: Provider, settings: Any, options: dict[str, Any
 
 
 class Node(NamedTuple):
-    """A node that ran, of the optimised graph."""
+    """A node of the optimised graph that has run."""
 
     name: str
     place: str

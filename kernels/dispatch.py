@@ -96,7 +96,7 @@ def load_all(package: str) -> None:
     Triton's is included only if its kernels can run, so that a CPU-only machine need not wait for its import.
     """
     for implementation in ("torch", "native"):
-        if importlib.util.find_spec(f"{package}.{IMPLEMENTATIONS[implementation]}"):  # some ops only exist for a GPU
+        if importlib.util.find_spec(f"{package}.{IMPLEMENTATIONS[implementation]}"):  # some ops exist only for a GPU
             load(package, implementation)
     if torch.cuda.is_available() or INTERPRETED:
         with suppress(Unavailable):  # a missing one is reported when requested

@@ -449,7 +449,7 @@ class StBif(nn.Module):
 
 
 class _SpikingLayer(nn.Module):
-    """A folded layer and the neurons that alone read it, whose kernel adds the bias and a shortcut.
+    """A folded layer and the neurons that are its only reader, whose kernel adds the bias and a shortcut.
 
     If no hook observes the values in between, they are two C calls: at batch 1, modules and views would take longer
     than the kernels.
@@ -655,7 +655,7 @@ class _Folded(nn.Module):
         if bias is not None and self._schedule is not None:
             bias = _scheduled(bias, *self._schedule).reshape(-1, 1, len(bias), *[1] * (weight.dim() - 2))
         weight = weight.to(dtype)
-        if self._by_planes:  # not contiguous(), which does nothing for channels-last 1x1 weights
+        if self._by_planes:  # contiguous() would do nothing for channels-last 1x1 weights
             weight = weight.clone(memory_format=torch.contiguous_format)
         return weight, None if bias is None else bias.to(dtype)
 

@@ -54,7 +54,8 @@ class Outgoing:
     def __init__(self, source: Log, cursor: Cursor | None, topic_of: Callable[[bytes], str]) -> None:
         self.log, self._topic_of = source, topic_of
         if cursor and cursor.log == source.id and cursor.acknowledged > source.last_seq:
-            source.skip_to(cursor.acknowledged)  # lines were lost, so number new ones after those acknowledged
+            # lines were lost: number new ones after the acknowledged ones, and send those that are left again
+            source.skip_to(cursor.acknowledged)
             cursor = None
         if cursor is None or cursor.log != source.id:
             cursor = Cursor(source.id)

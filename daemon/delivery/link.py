@@ -65,7 +65,7 @@ class Link:
     def __init__(self, broker: Broker, topics: Topics, delivery: Delivery, boot_id: str, wake: socket.socket) -> None:
         self.state, self.delivery = LinkState(), delivery
         self._broker, self._topics, self._boot_id, self._wake = broker, topics, boot_id, wake
-        self.is_held = False  # if so, only health and telemetry are sent
+        self.is_held = False  # while set, only health and telemetry are sent
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._documents: dict[str, bytes] = {}

@@ -91,7 +91,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 class Measure(Struct, frozen=True, tag=True):
     """Measure the case in full. The device rests for `idle_s` before and after; `probes` requests its peak rates.
 
-    With `counts`, the work of a model without a formula is counted, which one process suffices for.
+    With `counts`, the work of a model without a formula is counted; one process is enough, because all have the same.
     """
 
     idle_s: float = 0.0

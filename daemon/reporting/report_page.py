@@ -302,4 +302,4 @@ def _series(name: str, points: Sequence[tuple[str, float]], mode: str) -> Chart:
 
 OF_NEWEST = (_latency_against_energy, _throughput_by_batch, _variants_by_model, _roofline)
 OF_ALL = (_consistency, _history)
-"""The charts that show all records; those above show only the newest record of each case."""
+"""The charts of all records; those in OF_NEWEST show only the newest record of each case."""

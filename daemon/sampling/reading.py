@@ -18,7 +18,7 @@ from benchd.daemon.sampling.sources.protocol import PowerSource
 from benchd.daemon.verdicts.statistics import percentile
 
 COVERAGE = 2.0  # k, the number of standard deviations in an error bar
-GAP_PERIODS = 2.5  # at larger distances between values, some are missing
+GAP_PERIODS = 2.5  # values further apart than this many periods have a gap between them
 STALE_ODDS = 1e-6
 GLITCH = 4.0  # a glitch is larger than all other values of the sensor by this factor, or smaller by it
 GLITCH_SHARE = 0.01  # largest share of updates that can be glitches: anything more frequent is a load

@@ -40,7 +40,7 @@ Runs = Sequence[Sequence[float]]
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """The verdict on `second` against `first`.
+    """The verdict on `second` compared with `first`.
 
     `medians_ms` are the centres of the sides (`centre_ms`). `ratios` are the second side's time divided by the first's
     in each pair of a live comparison, from which its verdict follows. `notes` are differences between the sides that do

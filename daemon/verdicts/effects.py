@@ -162,7 +162,7 @@ def welch_effect(first: Sequence[float], second: Sequence[float]) -> Effect:
 
 
 def runs_effect(first: Days, second: Days) -> Effect:
-    """Return the effect from the runs of A and of B.
+    """Return the effect from several runs of A and of B.
 
     A single day does not reveal the variation between days, nor a single run that between runs. The values compared are
     therefore the centres of days, or of runs if both sides have only the same single day: Student's t with a variance

@@ -1,4 +1,4 @@
-"""The latency, energy, power and memory of a record that are compared with limits; pure."""
+"""Returns the latency, energy, power and memory of a record for comparison with limits; pure."""
 
 import math
 from collections.abc import Iterable, Iterator

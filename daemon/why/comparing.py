@@ -34,7 +34,7 @@ class Cost(Struct, frozen=True, kw_only=True):
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
-    """Why B is slower or faster than A.
+    """The reasons why B is slower or faster than A.
 
     `verdict` compares B, built from the packages and settings of both sides, with A; `outside` compares the original
     environments, if only these differ. `layers` attributes the change to layers. Each cost is that of its differences

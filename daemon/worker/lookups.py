@@ -41,8 +41,9 @@ MOST = 2**20
 def rows(module: nn.Module, ones: Batch, names: Sequence[str]) -> dict[str, tuple[int, int]]:
     """Return, for each named input, the first and last number that keep all its indices within their tables.
 
-    The module runs on a batch whose open integers are all 1, then at the last numbers, which are lowered if it fails.
-    Inputs that do not index a table are left out. TorchScript hides what it calls, so its inputs are tried instead.
+    The module first runs on a batch whose open integers are all 1, then with the last numbers, which are lowered if it
+    fails. Inputs that do not index a table are left out. TorchScript hides what it calls, so its inputs are tried
+    instead.
     """
     runs = _Runs(doubled.copied(module), ones, names)
     with torch.random.fork_rng(devices=[]), torch.no_grad():

@@ -169,7 +169,7 @@ def _by_triton(device: torch.device) -> tuple[Run, int]:
         from benchd.daemon.worker.probes_triton import exp2_chain  # noqa: PLC0415 - only a GPU has triton
 
         exp2_chain(x, CHAIN_STEPS)
-    except Exception as error:  # from Triton, ptxas or the C compiler for its launcher
+    except Exception as error:  # raised by Triton, ptxas or the C compiler for its launcher
         raise Unavailable(f"no Triton kernel: {error}") from error
     return partial(exp2_chain, x, CHAIN_STEPS), x.numel() * CHAIN_STEPS
 

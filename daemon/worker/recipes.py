@@ -195,7 +195,7 @@ def _divided(ready: Run) -> None:
     outcome = ready.outcome
     try:
         layers = layer_times.measure(ready.models[0], ready.pool[0])
-    except Exception as error:  # from torch or another runtime
+    except Exception as error:  # raised by torch or another runtime
         layers = diagnose(error)[1]
     if isinstance(layers, str):
         outcome.missing["layers"] = layers
@@ -225,7 +225,7 @@ def _probed(ready: Run) -> None:
     try:
         outcome.process.probes = probes.probe(ready.models[0].device, ready.job.case.variant.precision)
         ready.stages.keep(outcome)
-    except Exception as error:  # from torch, Triton or a compiler
+    except Exception as error:  # raised by torch, Triton or a compiler
         outcome.missing["probes"] = f"the probes did not run: {error}"
 
 
@@ -242,7 +242,7 @@ def _repeated(ready: Run, met: list[int]) -> None:
         with torch.inference_mode():
             if audit.repeated_is_faster(ready.models[0], batches, beat):
                 outcome.flags.append("repeated_input_faster")
-    except Exception as error:  # from torch or another runtime, for example without memory for another batch
+    except Exception as error:  # raised by a runtime, for example if there is no memory for another batch
         outcome.flags.append("repeated_input_untested")
         outcome.missing["repeated_input"] = f"the test for cached answers did not run: {diagnose(error)[1]}"
 

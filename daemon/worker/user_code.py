@@ -1,4 +1,4 @@
-"""Finds what a user's module is made from: loaded source files, files that they opened, variables that they mention.
+"""Finds what a user's module is made from: its source files, the files that they open, the variables that they mention.
 
 Hashes cannot include everything that code may depend on, so nothing from a user's module is kept beyond one run, and
 its exact answers decide whether two measurements are of the same model. These hashes show what changed it.

@@ -24,9 +24,9 @@ LEAST_DENSITY = {
     3: {"amx_int8": (0.0, 0.0), "avx512_vnni": (0.4, 0.15), "avx_vnni": (0.65, 0.2), "dotprod": (0.65, 0.2)},
     1: {"amx_int8": (0.0, 0.0), "avx512_vnni": (0.17, 0.0), "avx_vnni": (0.2, 0.0), "dotprod": (0.2, 0.0)},
 }
-"""The share of nonzeros above which integers are faster, by digits per weight and by instruction set, and then for
-one-pixel images, where a layer waits for its weights, which take one byte per digit instead of four. Arm's value is
-that of AVX-VNNI, which is equally wide."""
+"""The share of nonzeros above which integers are faster, by digits per weight and by instruction set; the second value
+is for one-pixel images, where a layer waits for its weights, which take one byte per digit instead of four. Arm's value
+is that of AVX-VNNI, which is equally wide."""
 
 _ran: Counter[str] = Counter()
 

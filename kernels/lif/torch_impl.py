@@ -70,7 +70,8 @@ def _traced(current: Tensor, decay: float, gain: float, threshold: float, subtra
         n = decay * n - (charge if gain == 1.0 else gain * charge)
         fired = n <= -threshold
         membranes.append(n)
-        spikes.append(fired.to(current.dtype))  # in the loop: on a CPU Inductor stores and loads bools one by one
+        # converted inside the loop, because on a CPU Inductor stores and loads bools one by one
+        spikes.append(fired.to(current.dtype))
         n = torch.where(fired, n + threshold if subtract else 0.0, n)
     return torch.stack(spikes), torch.stack(membranes)
 

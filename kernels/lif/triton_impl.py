@@ -55,7 +55,7 @@ def _lif_pool(given: LifPool) -> Tensor:
 
 
 class _Cut(NamedTuple):
-    """How many neurons or windows, and how many warps a program has: four per thread, which one instruction reads."""
+    """The number of neurons or windows, and of warps, in a program: four per thread, which one instruction reads."""
 
     block: int
     warps: int

@@ -10,7 +10,7 @@
 #endif
 #define VECTORS 3
 #define PANEL (VECTORS * LANES) /* outputs per panel; the last panel may have fewer vectors */
-#define WIDEST 16               /* the packed outputs are a multiple of this for any LANES */
+#define WIDEST 16               /* the number of packed outputs is a multiple of this, for any LANES */
 
 /* A step of the inner dimension is one number or, in bfloat16, the two that an instruction multiplies and adds:
    its inner dimension is even. */

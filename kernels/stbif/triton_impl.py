@@ -35,7 +35,7 @@ from benchd.kernels.stbif.ops import (
 
 
 class _Cut(NamedTuple):
-    """How many neurons, pixels or windows, and how many warps a program has: four per thread if there are enough."""
+    """The number of neurons, pixels or windows, and of warps, in a program: four per thread if there are enough."""
 
     block: int
     warps: int

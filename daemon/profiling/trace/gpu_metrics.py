@@ -137,7 +137,7 @@ def _of_device(trace: Trace, chosen: NDArray[np.bool_], device: TracedGpu) -> Gp
 def _of_launches(trace: Trace, chosen: NDArray[np.bool_], device: TracedGpu) -> list[NDArray[np.float64]]:
     """Return blocks per SM, occupancy and tensor core use by name for each chosen kernel; NaN if missing.
 
-    If any occupancy in the trace cannot be recomputed, all are the trace's whole percents.
+    If any occupancy cannot be recomputed, the whole percents in the trace are used for all.
     """
     place, listed = places(trace.kernels, "launch")
     used, place = np.unique(place[chosen], return_inverse=True)

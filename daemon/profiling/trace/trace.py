@@ -27,7 +27,7 @@ Value = TypeVar("Value", bound=Hashable)
 MISSING = -(2**63)  # represents None in a column
 
 PIECE_BYTES = 4 * 2**20
-MAX_EVENT_BYTES = 32 * 2**20  # if an event is longer, the file is damaged
+MAX_EVENT_BYTES = 32 * 2**20  # an event can only be longer in a damaged file
 MOST_CUTS = 16  # how many positions in a piece are tried as the end of an event
 
 MODULE_RANGE = "nn.Module: "  # prefix of the name of a module's range
@@ -138,7 +138,7 @@ class MemoryEvent(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class TracedStep(_Span, frozen=True, gc=False, kw_only=True):
-    """One active step of the profiler, as the CPU ran it."""
+    """One active step of the profiler, as it ran on the CPU."""
 
     number: int
 

@@ -23,7 +23,7 @@ from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch, Tensors, cast, tensors, values
 
 SLOTS = 2
-WARM_UP_RUNS = 3  # in which libraries choose kernels and allocate memory, which a capture forbids
+WARM_UP_RUNS = 3  # runs in which libraries choose kernels and allocate memory, which a capture forbids
 
 
 def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:

@@ -183,7 +183,8 @@ def _bound(exact: Sequence[Array], pairs: Sequence[tuple[Array, Array]], rule: R
 def _channel_noise(exact: Array, pairs: Sequence[tuple[Array, Array]], bound: Bound, rule: Rule) -> dict[int, Array]:
     """Return the noise in each channel by axis, as a share of the channel's largest answer, and that answer.
 
-    A channel whose noise is small by chance gets the median channel's; with few integers, most channels show no noise.
+    A channel whose noise is small by chance gets the noise of the median channel; with few integers, most channels show
+    none.
     """
     shares = {}
     for axis in range(1, exact.ndim if exact.size else 1):  # every axis except the rows

@@ -290,7 +290,7 @@ class Reference:
                 if isinstance(tensor, Tensor) and tensor.data_ptr() not in as_read:
                     tensor.copy_(rounding.rounded(tensor))
         module.load_state_dict(state)  # also updates values derived from weights
-        with torch.inference_mode():  # like all inputs except those in the pool
+        with torch.inference_mode():  # in inference mode, like all inputs except those in the pool
             images = each(rows_of(self.images, torch.tensor(rows)), rounding.rounded)
         return self._run(module, images, rows, what, rounding)
 

@@ -144,7 +144,7 @@ def _inferred(run: Callable[..., Any], images: Batch) -> Any:
 
 
 def _evaluation(run: Callable[..., Any], images: Batch, pool: TensorDataset, loss: nn.Module) -> Iterator[None]:
-    """Yield after each whole step, which runs in the iteration."""
+    """Run one whole step in each iteration."""
     device = values(images)[0].device
     loader = DataLoader(pool, len(images), pin_memory=device.type == "cuda")
     for *inputs, labels in chain.from_iterable(repeat(loader)):
