@@ -41,7 +41,7 @@ from benchmarks.rows import Entrant
 BESIDE = {"snn_stbif_resnet18": ["qann_resnet18/eager"]}
 # largest batch for several plain graphs in one race: each has its own memory pool, tens of gigabytes beyond this
 GRAPH_IMAGES = 64
-COMPILED = 32  # limit for one race: variants share their code, and beyond torch's own limit it would run uncompiled
+COMPILED = 32  # limit for one race: variants share their code, which torch stops compiling after a number of variants
 Call = Callable[[], object]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

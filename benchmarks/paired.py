@@ -60,7 +60,7 @@ class _Runner:
         """Store an error raised in the block, so that a contender that runs out of memory does not end the race."""
         try:
             yield
-        except Exception as error:  # whatever a runtime raises
+        except Exception as error:  # a runtime may raise anything
             self.reason = in_a_line(error)
 
     def warm_up(self, limit_s: float) -> None:

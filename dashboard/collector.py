@@ -41,7 +41,7 @@ PRESENCE_S = 5.0
 ASK_FIRST_S, ASK_LAST_S = 60.0, 86400.0
 ASKS, ASK_LINES = 10, 5000  # maximum number of logs requested at once, and of lines from each
 ASK_EXPIRY_S = 60
-# a change of the clock by more than the first is trusted only after the second
+# a clock that is off by more than CLOCK_STEP_S is trusted only after BELIEVED_S
 CLOCK_STEP_S, BELIEVED_S = 3600.0, 86400.0
 DATABASE_S = 5.0
 MAX_DELAY_S = 30.0

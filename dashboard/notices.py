@@ -34,7 +34,7 @@ Subject = Literal["regression", "silent", "failed check"]
 LOOK_S = 15.0
 CLOCK_STEP_S = 10.0  # a larger jump since the last look means that the clock was set or the machine slept
 NEWS_S = 86400.0  # older events are not news, for example when notices are enabled for the first time
-KEPT = 10 * READ  # maximum number of notices found within that time
+KEPT = 10 * READ  # maximum number of notices found within NEWS_S
 TEMPLATE = Path(__file__).with_name("templates") / "notice.txt"
 
 

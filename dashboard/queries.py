@@ -220,7 +220,8 @@ def results(store: Store, which: Filter, sort: str, descending: bool, offset: in
         source = _newest(which, columns(RESULT))
         shown = _contains(source, which.text)
     column = source.c[name]
-    order: list[ColumnElement[Any]] = [column.is_(None)] if column.nullable else []  # no index has an order of NULLs
+    # no index defines the order of NULLs
+    order: list[ColumnElement[Any]] = [column.is_(None)] if column.nullable else []
     order += [one.desc() if descending else one.asc() for one in (column, source.c.arrived_s, source.c.id)]
     with store.reading() as connection:
         total: int = connection.execute(_count(which)).scalar_one()

@@ -11,7 +11,7 @@ from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.machine.installed import adding
 
 PARTS = (None, "collector", "pages")
-IN_MEMORY = ("sqlite://", "sqlite:///", "sqlite:///:memory:")  # databases of which each connection has its own
+IN_MEMORY = ("sqlite://", "sqlite:///", "sqlite:///:memory:")  # each connection to one of these has a separate database
 
 
 @contextmanager

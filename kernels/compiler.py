@@ -56,7 +56,7 @@ def load(source: Path, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     folder = folders.cache() / "native"
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / f"{source.parent.name}-{_key(source, command)}.so"
-    with suppress(OSError):  # complete thanks to a rename, so it needs no lock
+    with suppress(OSError):  # no lock is needed, because a complete file is renamed to this path
         return ctypes.CDLL(str(library))
     return _compiled(source, command, library)
 

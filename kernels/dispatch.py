@@ -99,7 +99,7 @@ def load_all(package: str) -> None:
         if importlib.util.find_spec(f"{package}.{IMPLEMENTATIONS[implementation]}"):  # some ops exist only for a GPU
             load(package, implementation)
     if torch.cuda.is_available() or INTERPRETED:
-        with suppress(Unavailable):  # a missing one is reported when requested
+        with suppress(Unavailable):  # a missing implementation is reported when it is requested
             load(package, "triton")
 
 

@@ -292,7 +292,7 @@ class NirNet(nn.Module):
         edges = [(start, end) for start, end in graph.edges if end in self._keys]
         stateless = [name for name in kept if not hasattr(self._of(name), "step")]
         self._groups = [_Group(names, edges, stateless) for names in _cycles(kept, edges)]
-        self.register_buffer("_numbers", torch.zeros(()), persistent=False)  # its type is that of all buffers
+        self.register_buffer("_numbers", torch.zeros(()), persistent=False)  # provides the type that all buffers have
 
     def _of(self, name: str) -> Any:
         return self.nodes[self._keys[name]]

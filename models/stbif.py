@@ -610,7 +610,7 @@ class _Folded(nn.Module):
 
     def suits(self, x: torch.Tensor) -> bool:
         """Return whether the spike kernels can convolve `x`."""
-        # not bool(), which torch 2.9 cannot trace for a tuple
+        # torch 2.9 cannot trace bool() of a tuple
         reads_codes = self._sizes is not None and (self.scheduled or len(self._senders) > 0)
         return reads_codes and self._convolve.suits(x, self.weight)
 

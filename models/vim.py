@@ -43,7 +43,7 @@ _IN_C = ("auto", "native")  # implementations that use our C kernels on a CPU
 _TOGETHER = 800  # maximum number of tokens processed together, which stay in a cache; a single image may have more
 _PLAIN = {nn.Linear, nn.Conv1d}
 _PACKED = (torch.float32, torch.bfloat16)  # dtypes of the packed layers' inputs and outputs
-# by the number that compiled code uses to refer to a model
+# models by the number with which compiled code refers to them
 _MODELS: "WeakValueDictionary[int, Vim]" = WeakValueDictionary()
 _NUMBERS = count()
 Result = TypeVar("Result")
@@ -477,7 +477,8 @@ class _Kept(NamedTuple):
     fused_dtype: torch.dtype | None  # the dtype of tokens that the fused GPU launches support, if any
     # plans of the fused launches, by tokens and last norm
     plans: dict[tuple[Any, ...], Callable[["_Tokens"], torch.Tensor]]
-    layers: dict[tuple[torch.Size, int], Layers]  # by token shape and number of threads; removed while in use
+    # prepared layers by token shape and number of threads; removed while in use
+    layers: dict[tuple[torch.Size, int], Layers]
 
     def is_current(self, blocks: list[Block]) -> bool:
         """Return whether the layers still have the same, unchanged parameters."""

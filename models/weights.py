@@ -91,7 +91,7 @@ def _state_dict(path: Path, content: Any) -> dict[str, torch.Tensor]:
     other = [
         str(key) for key, value in content.items() if not (isinstance(key, str) and isinstance(value, torch.Tensor))
     ]
-    if other or (not content and path.suffix != ".safetensors"):  # a model without weights has an empty file
+    if other or (not content and path.suffix != ".safetensors"):  # the file of a model without weights is empty
         raise WeightsError(f"{path}: not a state dict: {_some(other) or 'nothing'} instead of tensors")
     return content
 

@@ -26,7 +26,7 @@ PARSERS: dict[str, Callable[[str], object]] = {
 """Parsers for fields whose value is neither text, numbers nor one of a few words."""
 
 UNITS: dict[str, Mapping[str, float]] = {"ms": arguments.LATENCY_UNITS, "Hz": arguments.RATE_UNITS}
-REPEATED = ("inputs",)  # repeated options, because their values may contain commas
+REPEATED = ("inputs",)  # options that must be repeated, because their values may contain commas
 Holds = Literal["one", "list", "dict"]
 HOLDS: dict[Any, Holds] = {list: "list", dict: "dict"}
 

@@ -97,7 +97,7 @@ class Outgoing:
         """Send as many lines as the window allows, in order."""
         while connection.free > 0 and (entry := self._next()):
             self._send(connection, entry)
-        if not self._order:  # if lines at the end were skipped, there is nothing to wait for
+        if not self._order:  # lines at the end may have been skipped, and then there is nothing to wait for
             self.acknowledged = max(self.acknowledged, self._sent)
 
     def settle(self, seq: int, refusal: str | None) -> None:

@@ -50,7 +50,7 @@ class LinkState:
     reason: str | None = "not connected yet"
     denied: str | None = None
     conflict: str | None = None
-    acknowledged_s: float | None = None  # monotonic
+    acknowledged_s: float | None = None  # on the monotonic clock
     telemetry_dropped: int = 0
     commands: deque[Arrived] = field(default_factory=deque)
     events: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=MAX_WAITING))

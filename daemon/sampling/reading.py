@@ -20,12 +20,12 @@ from benchd.daemon.verdicts.statistics import percentile
 COVERAGE = 2.0  # k, the number of standard deviations in an error bar
 GAP_PERIODS = 2.5  # values further apart than this many periods have a gap between them
 STALE_ODDS = 1e-6
-GLITCH = 4.0  # a glitch is larger than all other values of the sensor by this factor, or smaller by it
+GLITCH = 4.0  # a glitch is this many times larger, or smaller, than all other values of the sensor
 GLITCH_SHARE = 0.01  # largest share of updates that can be glitches: anything more frequent is a load
 NOTHING_SHARE = 0.1  # share of readings: a part that shows 0 W more often is off
 OUTLIER, DIP = 3.0, 1.08  # multiples of the next largest excursion: for power values, and for counter steps
 OUTLIERS = ((1,), (1, 1), (2,))  # possible groups of wrong values: a single one, two separate ones, or two in a row
-LATEST_S, BEFORE_S = 2.5, 0.5  # how late a sensor may be, and the load from how long before it then shows
+LATEST_S, BEFORE_S = 2.5, 0.5  # largest delay of a sensor, and how long before the load its earlier power is looked up
 LATE_SHARE = 0.8  # largest share of the window with late values: the remainder must show that the first values are late
 RIPPLE = 0.6  # error at the window's edges, as a share of the steps between averages
 # error from a load nearly in phase with the readings: a share of the power or of the steps, whichever is less

@@ -10,7 +10,7 @@ from benchd.daemon.machine.gpu import open_nvml
 from benchd.daemon.machine.sysfs import text
 from benchd.exporters.tegra import is_tegra
 
-CLIENTS = "sys/kernel/debug/nvmap/iovmm/clients"  # CLIENT PROCESS PID SIZE, for root alone
+CLIENTS = "sys/kernel/debug/nvmap/iovmm/clients"  # columns CLIENT PROCESS PID SIZE; only root can read it
 
 
 class Held(NamedTuple):

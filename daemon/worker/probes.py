@@ -75,7 +75,7 @@ def byte_rate(device: torch.device) -> tuple[float, BytesBy]:
     target = torch.empty_like(source)
     rates: dict[BytesBy, float] = {"torch": _rate(lambda: target.copy_(source), 2 * source.numel(), device)}
     if device.type == "cpu":
-        with suppress(Unavailable):  # the record names the form used
+        with suppress(Unavailable):  # the record names the form that was used
             rates |= _byte_rates_in_c(source, target)
     return _fastest(rates)
 
@@ -144,7 +144,7 @@ def exponential_rate(device: torch.device, precision: Precision) -> tuple[float,
         forms |= {form: partial(_by_c, function) for form, function in ROUGH_CHAINS.items() if precision != "fp32"}
     rates: dict[ExponentialsBy, float] = {}
     for form, prepare in forms.items():
-        with suppress(Unavailable):  # the record names the form used
+        with suppress(Unavailable):  # the record names the form that was used
             rates[form] = _rate(*prepare(device), device)
     return _fastest(rates)
 

@@ -34,7 +34,7 @@ from benchd.dashboard.demo.fleet import (
 
 TICK_S = 1.0
 CASE_TICKS, HEALTH_TICKS = 5, 5
-UPDATE_TICK, HOT_TICK, SILENT_TICK = 12, 20, 25  # when the troubles of three boards begin
+UPDATE_TICK, HOT_TICK, SILENT_TICK = 12, 20, 25  # ticks at which trouble begins on three boards
 COOL_TICKS = 12  # ticks per minute in which a hot board recovers
 
 

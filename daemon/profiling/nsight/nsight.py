@@ -24,7 +24,7 @@ from benchd.daemon.profiling.profile import NsightCompute, NsightSystems, Profil
 from benchd.daemon.profiling.trace.trace import COUNTERS_CURE
 
 SNN_KERNELS = r"[Ll]if|LIF|[Ss][Tt]_?[Bb][Ii][Ff]|[Ss]pik|^_(sum|pool|unpool)_kernel"
-"""Matches kernels of spiking neurons: benchd's, named as in kernels/lif and kernels/stbif, and others by usual name."""
+"""Matches kernels of spiking neurons: benchd's, named as in kernels/lif and kernels/stbif, and other common names."""
 
 _CHILD = interpreter.of_module("benchd.daemon.worker.profiling")
 _CUDA_PATH = ":/usr/local/cuda/bin"  # not on the PATH of sudo and services

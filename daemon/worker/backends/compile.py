@@ -16,7 +16,7 @@ from benchd.daemon.worker.backends import LayerRun, Loaded, eager
 from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch, Tensors, cast, values
 
-_GRAPHS = ("## Call CompiledFxGraph", "Torch-Compiled Region")  # the second in torch 2.8
+_GRAPHS = ("## Call CompiledFxGraph", "Torch-Compiled Region")  # the second one is from torch 2.8
 _KERNEL = re.compile(r"^graph_\d+_cpp_(.*)_\d+$|^aten::")
 
 

@@ -104,7 +104,7 @@ def _layer_times(
     from benchd.daemon.worker import onnx_layers  # noqa: PLC0415 - reads the file, which most runs need not
 
     with tempfile.TemporaryDirectory() as folder:
-        saved = Path(folder, "optimised.onnx") if provider != "tensorrt" else None  # because its nodes are engines
+        saved = Path(folder, "optimised.onnx") if provider != "tensorrt" else None  # whose nodes are engines
         timed = sessions.timed(
             artifact.path, provider, bound.feeds(like(example, inputs)), options, runs, torch.get_num_threads(), saved
         )

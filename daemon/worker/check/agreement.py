@@ -235,7 +235,8 @@ def judge(exact: Observation, observed: Observation, limits: Bounds, rule: Rule)
         return _refused(exact, limits, rule, mismatch)
     paths = [_Path.of(name, exact, observed, limits, rule) for name in exact.outputs]
     worst = max(paths, key=lambda path: (path.is_bad, bool(path.lost_channel), path.excess))
-    has_codes = CODES in exact.judged.keys() & observed.judged.keys() and rule.format != "int8"  # judged by classes
+    # int8 is judged by classes
+    has_codes = CODES in exact.judged.keys() & observed.judged.keys() and rule.format != "int8"
     codes = _Path.of(CODES, exact, observed, limits, rule) if has_codes else None
     every = [*paths, *([codes] if codes else [])]
     classes = _argmax(exact, observed, _tie_share(paths[0].bound, rule))

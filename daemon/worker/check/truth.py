@@ -290,7 +290,7 @@ class Reference:
                 if isinstance(tensor, Tensor) and tensor.data_ptr() not in as_read:
                     tensor.copy_(rounding.rounded(tensor))
         module.load_state_dict(state)  # also updates values derived from weights
-        with torch.inference_mode():  # in inference mode, like all inputs except those in the pool
+        with torch.inference_mode():  # all inputs except those in the pool are created in this mode
             images = each(rows_of(self.images, torch.tensor(rows)), rounding.rounded)
         return self._run(module, images, rows, what, rounding)
 
@@ -308,7 +308,8 @@ def _refuse_odd(exact: Observation, loaded: Loaded, first: Batch, count: int, da
     """
     batch = cast(first, loaded.dtype).to(loaded.device).clone()
     before = batch.clone()
-    of_file: Any = getattr(loaded.module, "answer_again", None)  # which writes to memory that contains other values
+    # a function that runs a file into memory that contains other values
+    of_file: Any = getattr(loaded.module, "answer_again", None)
     with torch.inference_mode():
         again = answered(of_file(*values(batch)) if of_file else loaded.run(batch))
     if not all(map(torch.equal, values(batch), values(before))):
