@@ -157,7 +157,8 @@ def device_name(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     name = models[0].partition(":")[2].strip() if models else platform.machine()
-    return f"{name}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{name}, {threads} thread{'s' * (threads != 1)}"
 
 
 def versions() -> dict[str, str]:

@@ -166,7 +166,7 @@ class OnePass(nn.Module):
         if self.encoding == "rate":
             return _rate_coded(images, self.time_steps, self.p_scale, uniforms)
         if uniforms is not None:
-            raise ValueError('uniforms are for encoding="rate"; this model has "repeat"')
+            raise ValueError('uniforms are for encoding="rate"; this model uses "repeat"')
         return images
 
     def encoded(self, inputs: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ app = application(
 
 @app.command("set", epilog="Example: benchd baseline set bench-out")
 def set_(
-    runs: Annotated[list[Path], typer.Argument(help="Result files or folders of bench-once.")],
+    runs: Annotated[list[Path], typer.Argument(help="Result files or folders from bench-once.")],
 ) -> None:
     """Store these runs as the baseline of this machine."""
     kept = baseline.chosen(runs)

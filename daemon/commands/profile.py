@@ -74,12 +74,12 @@ def profile(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="A model of `benchd list`; or compare, with two profiles.", metavar="MODEL", autocompletion=models
+            help="A model from `benchd list`; or compare, with two profiles.", metavar="MODEL", autocompletion=models
         ),
     ] = None,
     sides: Annotated[
         list[Path] | None,
-        typer.Argument(help="With compare: two folders of profiles.", metavar="A B", show_default=False),
+        typer.Argument(help="With compare: two profile folders.", metavar="A B", show_default=False),
     ] = None,
     method: Annotated[
         str | None,

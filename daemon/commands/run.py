@@ -14,7 +14,7 @@ app = application()
 
 @app.command(epilog="Example: benchd run --config /etc/benchd/benchd.toml")
 def run(
-    config: Annotated[Path, typer.Option(help="The TOML file of the service.")] = Path("/etc/benchd/benchd.toml"),
+    config: Annotated[Path, typer.Option(help="The service's TOML file.")] = Path("/etc/benchd/benchd.toml"),
     artifacts: arguments.Artifacts = None,
     check: Annotated[bool, typer.Option("--check", help="Check the configuration and exit.")] = False,
 ) -> None:

@@ -49,7 +49,7 @@ app = application()
 def ship(
     given: dict[str, Any],
     model: Annotated[
-        str | None, typer.Argument(help="A model of `benchd list`, or torchvision:NAME.", autocompletion=models)
+        str | None, typer.Argument(help="A model from `benchd list`, or torchvision:NAME.", autocompletion=models)
     ] = None,
     max_latency: arguments.MaxLatency = None,
     max_energy: Annotated[str | None, typer.Option(help="Maximum energy per inference.", metavar="50mJ")] = None,
@@ -189,7 +189,7 @@ def _told(shipped: Manifest, result: RaceResult, out: Path, measured_s: float) -
     interval = f" [{promised.low_ms:.4g}, {promised.high_ms:.4g}]" if promised.low_ms and promised.high_ms else ""
     others = [name for name in result.tied if name != result.winner]
     least = f"{100 * (shipped.asked.get('min_effect') or 0.0):.2g} %"
-    tied = f" (as fast within {least}: {', '.join(others)}; it is the simplest)" if others else ""
+    tied = f" (equally fast within {least}: {', '.join(others)}; it is the simplest)" if others else ""
     doubtful = f" (doubtful: {doubts.words(result.flags)})" if result.flags else ""
     lines = [
         f"{shipped.name} b{case.batch_size}: ship: {result.winner}  {promised.latency_ms:.4g}{interval} ms"

@@ -23,7 +23,7 @@ app = application()
 
 @app.command(epilog="Example: benchd verify shipped")
 def verify(
-    folder: Annotated[Path, typer.Argument(help="A folder that benchd ship wrote.", metavar="DIR")],
+    folder: Annotated[Path, typer.Argument(help="A folder written by benchd ship.", metavar="DIR")],
     processes: Annotated[int, typer.Option(help="Fresh processes to measure.")] = verifying.PROCESSES,
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Run Python code that another user or machine shipped.")

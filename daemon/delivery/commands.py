@@ -208,7 +208,7 @@ def _parameters(body: bytes, kind: type[Parameters]) -> tuple[Parameters | None,
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None, "not JSON"
     if not re.fullmatch(NAME, command.id):
-        return None, "id: use letters, digits, '.', '-' and '_', at most 40, a letter or digit first"
+        return None, "id: use at most 40 letters, digits, '.', '-' and '_', starting with a letter or digit"
     if command.client is not None and not re.fullmatch(CLIENT, command.client):
         return None, "client: use letters, digits, '.', '-' and '_' in at most three levels"
     return command, None

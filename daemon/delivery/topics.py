@@ -45,7 +45,7 @@ class Topics:
     def result(self, run_id: str) -> str:
         """Return the topic of one Record; raise UsageError for an id that is not a single plain topic level."""
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", run_id):
-            raise UsageError(f"run id {run_id!r}: use letters, digits, '.', '-' and '_', a letter or digit first")
+            raise UsageError(f"run id {run_id!r}: start with a letter or digit; '.', '-' and '_' may follow")
         return f"{ROOT}/{self.device_id}/result/{run_id}"
 
     def command(self, verb: str) -> str:

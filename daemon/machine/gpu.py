@@ -148,7 +148,7 @@ def _by_index(gpus: Sequence[Gpu], listed: str, environ: Mapping[str, str]) -> l
 def _counted(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
     """Return the GPUs in CUDA's order; which of several models counts as fastest is only known to CUDA."""
     if environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID" and len({gpu.name for gpu in gpus}) > 1:
-        raise NotAvailable("CUDA numbers different GPUs from the fastest; set CUDA_DEVICE_ORDER=PCI_BUS_ID")
+        raise NotAvailable("CUDA numbers different GPUs by speed; set CUDA_DEVICE_ORDER=PCI_BUS_ID")
     return list(gpus)
 
 

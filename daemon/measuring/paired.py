@@ -184,7 +184,7 @@ def _planned(
     if others:
         raise UsageError(f"{case_id} matches {1 + len(others)} cases; add the batch size, as in {entry.case.case_id}")
     if entry.case.load and entry.case.load.rate_hz is None:
-        raise UsageError(f"{case_id}: latencies at different rates cannot be compared; give both one, such as rate=30")
+        raise UsageError(f"{case_id}: different rates cannot be compared; give both the same, such as rate=30")
     if entry.reason:
         raise NotAvailable(f"{case_id}: {entry.reason}")
     return _short(entry)

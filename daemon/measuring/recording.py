@@ -532,7 +532,7 @@ def _missing_timing(
     if not _is_alone(case):
         missing["x_of_floor"] = "the floor assumes that the model has the device to itself"
     if case.scenario not in BACK_TO_BACK:
-        missing["throughput_per_s"] = missing["x_of_floor"] = f"{case.scenario} does not run back to back"
+        missing["throughput_per_s"] = missing["x_of_floor"] = f"{case.scenario} runs are not back to back"
     return missing
 
 

@@ -164,9 +164,9 @@ def _silence(planned: Planned, stage: StageName) -> str:
     if _ticks(planned.case, stage):
         return ""
     if planned.case.scenario == "cold_start":
-        return ", with the clock stopped until its first answer"
+        return "; this timer pauses until its first answer"
     cap_s = planned.limits.rule.cap_s
-    return f", with the clock stopped for about {duration(cap_s)}" if cap_s > SILENT_S else ""
+    return f"; this timer pauses for about {duration(cap_s)}" if cap_s > SILENT_S else ""
 
 
 def console_on(file: TextIO) -> Console:
@@ -330,7 +330,7 @@ def _file_notes(measured: Sequence[Record]) -> list[str]:
     seconds = sum(artifact.seconds for artifact in made)
     text = f"{len(files) - len(made)} of {len(files)} existed already"
     notes = sorted({f"exported files: {artifact.note}" for artifact in files.values() if artifact.note})
-    return [f"exported files: {text}" + (f"; making the rest took {seconds:.1f} s" if made else ""), *notes]
+    return [f"exported files: {text}" + (f"; exporting the rest took {seconds:.1f} s" if made else ""), *notes]
 
 
 def _energy_notes(measured: Sequence[Record]) -> list[str]:

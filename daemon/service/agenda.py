@@ -95,7 +95,7 @@ class Agenda:
         """Return the suite with that name; raise UsageError if there is none."""
         suite = next((suite for suite in self.suites if suite.name == name), None)
         if suite is None:
-            raise UsageError("no suite of that name; the command `list` returns them")
+            raise UsageError("no suite with that name; the command `list` returns them")
         return suite
 
     def cancel(self, suite_id: str | None) -> list[str]:

@@ -200,7 +200,7 @@ def _needs(manifest: Manifest) -> str:
     """Return the reason why benchd must also be installed, or an empty string if it need not be."""
     if "benchd" not in manifest.packages:
         return ""
-    kernels = ", and the kernels, which a C compiler builds" if manifest.case.variant.kernels == "custom" else ""
+    kernels = ", and the kernels, which need a C compiler" if manifest.case.variant.kernels == "custom" else ""
     wheel = "its wheel is on no package index: build it with `make wheel`"
     return f"\nbenchd itself is needed ({wheel}): it contains the code of {manifest.case.model}{kernels}.\n"
 

@@ -161,7 +161,7 @@ def read(folder: Path, beat: Callable[[], None] = lambda: None) -> Manifest:
     """
     path, digest = folder / MANIFEST, folder / DIGEST
     if not path.is_file() or path.is_symlink():
-        raise UsageError(f"{folder}: no {MANIFEST}; give a folder that benchd ship wrote")
+        raise UsageError(f"{folder}: no {MANIFEST}; give a folder written by benchd ship")
     content = path.read_bytes()
     if not digest.is_file() or digest.read_bytes() != _digest(content):
         raise UsageError(f"{folder}: {MANIFEST} does not match {DIGEST}; ship it again or copy the whole folder")

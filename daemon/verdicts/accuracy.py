@@ -119,7 +119,7 @@ def why_dropped(accuracy: Accuracy | None, limit: float) -> str | None:
         return None
     if accuracy.lost is None or accuracy.gained is None:
         return (
-            f"{accuracy.metric} drop {drop(accuracy)} on {accuracy.images} items is not proven below "
+            f"{accuracy.metric} drop {drop(accuracy)} on {accuracy.images} items is not proven to be below "
             f"{100 * limit:.4g} % of {accuracy.reference:.4g}"
         )
     reason = f"accuracy drop {drop(accuracy)}"
@@ -127,7 +127,7 @@ def why_dropped(accuracy: Accuracy | None, limit: float) -> str | None:
     if needed is None:
         return f"{reason} is not below {100 * limit:.4g} %"
     return (
-        f"{reason} on {accuracy.images} images is not proven below {100 * limit:.4g} %: "
+        f"{reason} on {accuracy.images} images is not proven to be below {100 * limit:.4g} %: "
         f"that needs about {_round_up(needed)} images at these rates"
     )
 

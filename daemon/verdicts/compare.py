@@ -296,7 +296,7 @@ def _notes(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
     """Return the differences between A and B that do not prevent a comparison."""
     pairs = [(a, b) for a in _measured(first)[-1:] for b in _measured(second)[-1:]]
     sizes = [(a.case.batch_size, b.case.batch_size) for a, b in pairs]
-    notes = [f"a run covers {a} inputs in A and {b} in B" for a, b in sizes if a != b]
+    notes = [f"the batch size is {a} in A and {b} in B" for a, b in sizes if a != b]
     for side, records in zip("AB", (first, second), strict=True):
         flags = sorted({flag for record in _measured(records) for flag in doubts.of(record)})
         notes += [f"{side} is doubtful: {doubts.words(flags)}"] if flags else []

@@ -257,7 +257,7 @@ def _undecided(effect: Effect, interval: Interval, alpha: float, min_effect: flo
     number = f"about {repeats}" if repeats else f"more than {MOST_REPEATS}"
     low, high = 100 * interval.low, 100 * interval.high
     same = f"the same within {100 * _margin(min_effect):g} %"
-    why = f"the noise leaves {low:+.2g} to {high:+.2g} %, neither a difference nor {same}; {number} {effect.unit}"
+    why = f"the change is {low:+.2g} to {high:+.2g} %, neither a difference nor {same}; {number} {effect.unit}"
     if effect.unit == "pairs":
         return f"{why} would decide (--pairs)"
     return f"{why} per side would decide, or benchd compare --live"

@@ -76,7 +76,7 @@ class LayerVerdict(Struct, frozen=True, kw_only=True):
         whole = f"{abs(self.added_ms):.3g} ms {'slower' if self.added_ms > 0 else 'faster'}"
         common = "" if self.common is None else f"all layers {100 * self.common:+.1f} %"
         if self.alike:
-            return f"{whole}: {common}, alike: clocks, threads or the machine"
+            return f"{whole}: {common} alike, so probably the clocks, the threads or the machine"
         if not self.changes:
             return f"{whole}: no layer stands out from the noise{common and f'; {common}'}"
         parts = [f"{each.added_ms:+.3g} ms {each.name}{each.note and f' ({each.note})'}" for each in self.changes]

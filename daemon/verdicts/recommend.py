@@ -581,7 +581,7 @@ def _noise(decision: Decision) -> str:
         noise = sum(side.high - side.low for side in sides) / 2.0 / sides[0].point
     who = "they" if len(decision.tied) == 2 else "the first two"
     size = f"±{_percent(noise)}" if math.isfinite(noise) else "unknown, without an interval"
-    return f"{who} differ by {_percent(difference)}, the noise is {size}"
+    return f"{who} differ by {_percent(difference)}; the noise is {size}"
 
 
 def _percent(share: float) -> str:

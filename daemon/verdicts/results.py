@@ -70,7 +70,7 @@ def _file(path: Path) -> Path:
         file = path / JOURNAL if path.is_dir() else path
         if file.exists():
             return file
-    raise UsageError(f"{file}: no such file; give a result file, or the --output folder of a bench-once")
+    raise UsageError(f"{file}: no such file; give a result file, or the --output folder of a bench-once run")
 
 
 def _decoded(file: Path, number: int, line: bytes) -> Record:

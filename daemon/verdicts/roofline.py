@@ -40,7 +40,7 @@ def of(case_cost: Cost, probes: Probes, synaptic_flops: float | None = None, *, 
 def _no_bound(bound_by: Bound, case_cost: Cost, probes: Probes, is_convolved: bool) -> str | None:
     """Return why a run may be faster than its roofline, which is then only a reference; None if it cannot be."""
     if bound_by == "bytes" and probes.cache_bytes and case_cost.bytes <= probes.cache_bytes:
-        return f"its {case_cost.bytes / 2**20:.3g} MiB fit the caches of {probes.cache_bytes / 2**20:.3g} MiB"
+        return f"its {case_cost.bytes / 2**20:.3g} MiB fit in the caches of {probes.cache_bytes / 2**20:.3g} MiB"
     if bound_by == "matrix" and is_convolved:
         return "a convolution may multiply less than in its direct form, for example with Winograd's algorithm"
     return None
@@ -59,7 +59,7 @@ def cost_of(case: Case, model: ModelFacts, counted: Counted | None = None) -> Co
         return "the rate of int8 products is not probed"
     if case.model not in catalog.MODELS:
         if counted is None or case.direction == "training":
-            return "only inference of a module is counted"
+            return "for a module, only inference is counted"
         share = BYTES[case.variant.precision] / BYTES["fp32"]
         return Cost(
             matrix_flops=counted.matrix_flops,

@@ -151,7 +151,7 @@ def _trtexec(text: str) -> Foreign:
         quoted="median",
         latency_ms={"min": low, "max": high, "mean": mean, "median": middle},
         throughput_per_s=queries,
-        means="copy in, compute and copy out of a query, without its wait behind the one enqueued ahead",
+        means="a query's input copy, computation and output copy, excluding the wait for the query queued before it",
         streams=streams,
         in_flight=streams,
         precision=_PRECISIONS.get(precision[1]) if precision else None,
@@ -173,9 +173,9 @@ def _export_times(rows: Sequence[Mapping[str, Any]]) -> Foreign:
         tool="trtexec --exportTimes",
         quoted="median",
         latency_ms=_statistics(float(row["latencyMs"]) for row in kept),
-        means="copy in, compute and copy out of a query, without its wait behind the one enqueued ahead",
+        means="a query's input copy, computation and output copy, excluding the wait for the query queued before it",
         warm_up="200 ms",
-        notes=[f"{len(kept)} of {len(rows)} queries, without the first 200 ms"],
+        notes=[f"{len(kept)} of {len(rows)} queries, excluding the first 200 ms"],
     )
 
 

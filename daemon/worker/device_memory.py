@@ -43,7 +43,7 @@ def taken(before: Held | str, after: Held | str, build_s: float | None) -> tuple
     if after.own is not None:
         return after.own - (before.own or 0), False  # before its first allocation, the process is not listed
     if after.of_all is None or before.of_all is None:
-        return "NVML does not report this process's memory, as in a container with its own process ids"
+        return "NVML does not report this process's memory, for example in a container with its own process ids"
     grown = after.of_all - before.of_all
     return (
         (grown, True)

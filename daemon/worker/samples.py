@@ -79,7 +79,7 @@ class Samples:
     def refuse_untargeted(self) -> None:
         """Raise UsageError unless there is a target for each item, which a metric needs."""
         if len(self.targets) != len(self):
-            has = f"{len(self)} items, and targets for {len(self.targets)}" if self.targets else "no targets"
+            has = f"{len(self)} items, but targets for {len(self.targets)}" if self.targets else "no targets"
             remedy = f"add an array {TARGETS!r} with one per item, or yield tuples (inputs, target)"
             raise UsageError(f"--metric: {self.spec} has {has}: {remedy}")
 

@@ -279,7 +279,7 @@ def _calibration(job: Job, module: nn.Module, specs: Sequence[InputSpec], sample
     named = job.inputs.calibration or by_default
     if named is None:
         raise Unsupported(
-            "int8 needs calibration inputs: give --calibration imagefolder:DIR or FILE with what the model will see, "
+            "int8 needs calibration inputs: give --calibration imagefolder:DIR or FILE with representative inputs, "
             "or --calibration random for a smoke test"
         )
     count = job.calibration_images

@@ -20,7 +20,7 @@ def test_a_server_is_measured_reported_and_recommended(here, once, tmp_path):
         requests = record.requests
         assert requests.asked == 90 == requests.answered + requests.late + requests.dropped
         assert requests.arrivals_p > 0.01
-        assert record.missing["throughput_per_s"] == "server does not run back to back"
+        assert record.missing["throughput_per_s"] == "server runs are not back to back"
     recommended = here("benchd", "recommend", "out", "--rate", "200", "--streams", "2", *GOAL)
     assert "threads=1 for 200 requests per second on 2 streams within 2000 ms at p90: " in recommended.stdout
     assert "only up to" not in recommended.stdout  # whether it ships depends on the machine

@@ -208,7 +208,9 @@ def test_a_command_is_measured_published_and_left_on_the_broker(site):
         health = site.command("status")["health"]
         assert (health["activity"], health["cases_left"], health["problem"]) == ("idle", 0, None)
         assert health["rss_bytes"] <= 60 * 2**20
-        assert site.command("run", suite="other")["reason"] == "no suite of that name; the command `list` returns them"
+        assert (
+            site.command("run", suite="other")["reason"] == "no suite with that name; the command `list` returns them"
+        )
         assert "unknown model" in site.command("run", models=["../../etc/passwd"])["reason"]
         assert [suite["cases"] for suite in site.command("list")["suites"]] == [answer["cases"]]
         assert site.command("replay", log=health["log"])["rows"] == 2

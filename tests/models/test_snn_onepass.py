@@ -90,7 +90,7 @@ def test_wrong_uniforms_are_refused():
     images = torch.rand(2, 3, 32, 32)
     with pytest.raises(ValueError, match=r"uniforms must be \(T, B, \.\.\.\) = \(8, 2, 3, 32, 32\), not \(8, 1,"):
         build("snn_onepass", encoding="rate")(images, torch.rand(8, 1, 3, 32, 32))
-    with pytest.raises(ValueError, match='this model has "repeat"'):
+    with pytest.raises(ValueError, match='this model uses "repeat"'):
         build("snn_onepass")(images, torch.rand(8, 2, 3, 32, 32))
 
 

@@ -61,7 +61,7 @@ def _icicle(profile: Profile) -> Chart:
         "text": [f"{figure(frame.ns, 1e-6)} ms" for frame in frames],
     }
     whose = "the device" if profile.torch and profile.torch.device_ns else "the host"
-    note = f"The median step in time of {whose}, each call below its caller; click a call to zoom in."
+    note = f"The step with the median time on {whose}, each call below its caller; click a call to zoom in."
     return {"title": "Where the time goes", "note": note, "data": [icicle] if frames else [], "layout": {}}
 
 

@@ -32,7 +32,7 @@ from benchd.daemon.profiling.trace.tables import sorted_by
 from benchd.daemon.reporting.results_table import figure
 
 MIB = 2**20
-BUSY = "times are too long and gains uncertain; run it again on a quiet machine"
+BUSY = "times may be too long and gains are uncertain; run it again on a quiet machine"
 INDENT = "\u00a0"
 """The prefix of a row that is part of the row above: a space that HTML does not collapse."""
 
@@ -190,7 +190,7 @@ def _categories(traced: TorchProfile) -> Section:
         for name, ns in step.by_category.items()
     ]
     rows += [["step", figure(step.duration_ns, 1e-6), "100"]]
-    note = f"Step {step.number}, the median of {len(traced.steps)}, which is also the one in the page's icicle."
+    note = f"Step {step.number}, the median of {len(traced.steps)}, which is also the one in the page's icicle chart."
     return Section("Step time by category", note, ["category", "ms", "share %"], rows)
 
 

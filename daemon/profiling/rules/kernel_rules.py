@@ -278,7 +278,7 @@ def time_steps(profile: Profile) -> Finding | None:
     tested = [f"{name} {options[name]}, tested with {value}" for name, value in fewer.items()]
     return Finding(
         rule="time_steps",
-        title=f"Neurons compute every one of {steps} time steps",
+        title=f"Neurons compute all {steps} time steps",
         evidence=[f"the neurons take {percent(share)} of the work", "; ".join(tested)],
         advice="Sweep both: the level alone does not change the time, only the number of steps the input needs. The "
         "accuracy lost with fewer steps is not measured here.",

@@ -43,7 +43,7 @@ def far_from_floor(profile: Profile) -> Finding | None:
         rule="far_from_floor",
         title="Every long layer is far above its floor: check the clocks first",
         evidence=[
-            f"{len(factors)} layers of {ms(_LONG_NS)} or more at {min(factors):.3g} to {max(factors):.3g} x of floor",
+            f"{len(factors)} layers of {ms(_LONG_NS)} or more at {min(factors):.3g} to {max(factors):.3g} x the floor",
             _clocks(profile),
         ],
         advice="A factor common to all layers comes from the board, not the model: set the power mode (nvpmodel), lock "
@@ -76,7 +76,7 @@ def memory_access(profile: Profile) -> Finding | None:
         title=f"Layer {worst.name} uses little of the memory bandwidth",
         evidence=[
             f"{worst.name}: {ms(worst.ns)}, {percent(worst.share)} of the time",
-            f"{_over(worst):.3g} x of the floor set by its bytes; the median layer takes {usual:.3g} x",
+            f"{_over(worst):.3g} times the floor set by its bytes; the median layer takes {usual:.3g} times",
         ],
         advice="Check its layout (channels last), strides, and values that are written only to be read again.",
         expected=1 - worst.share * (1 - usual / _over(worst)),

@@ -42,7 +42,7 @@ class Throttle:
             if any(word in (text(device / "type") or "") for word in LOWERING)
         }
         if not self._cooling:
-            return f"no cooling device in {folder} lowers a clock"
+            return f"no cooling device in {folder} limits a clock"
         self._limits = [KernelFile(node / "max_freq") for node in gpu_nodes(self._root)]
         self._events = [KernelFile(path) for path in (self._root / "sys/class/hwmon").glob("hwmon*/oc*_event_cnt")]
         try:

@@ -421,7 +421,7 @@ def _unclear(paths: Sequence[_Path]) -> str:
 def _wrong(paths: Sequence[_Path]) -> str:
     """Return a description of the exceeded limit, empty if none is exceeded."""
     for path in paths:
-        of = "of its numbers" if path.bound.whole else "of the largest"
+        of = "of its numbers" if path.bound.whole else "of the largest answer"
         if path.mean > path.mean_limit:
             return f"{_named(path.name)} is off by {path.mean:.1e} {of} on average ({path.mean_limit:.1e} allowed)"
         if path.is_bad:
@@ -439,7 +439,7 @@ def _broken(paths: Sequence[_Path]) -> str:
         if path.not_finite:
             return f"{_named(path.name)} is not finite for {path.not_finite} of {len(path.errors)}"
         if np.median(path.errors) > RANGE_CAP:
-            return f"{_named(path.name)} is off by {_finite(np.median(path.errors)):.1e} times the largest"
+            return f"{_named(path.name)} is off by {_finite(np.median(path.errors)):.1e} times the largest answer"
     return ""
 
 

@@ -92,7 +92,7 @@ def _results(work: Work, tell: Callable[[Stage], None]) -> dict[str, Any]:
 def _capture(work: Work) -> None:
     """Run only the active steps in the range that an Nsight tool records."""
     if work.device.type != "cuda":
-        raise Unsupported("Nsight records CUDA, and this runs on the CPU")
+        raise Unsupported("Nsight records CUDA activity, but this runs on the CPU")
     for _ in range(work.job.warm_up):
         work.step()
     wait_for(work.device)

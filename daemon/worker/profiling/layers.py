@@ -217,7 +217,7 @@ def _notes(work: Work, components: Iterable[LayerRow], layers: Iterable[LayerRow
             yield f"{row.name}: {IDLE[row.name]}."
     yield "Memory_Profiling_Run is an empty range: use --method memory."
     yield "Bytes are counted as if each part ran alone: its parameters, inputs and outputs, once each."
-    yield "Of an embedding table, only the rows read count; a part that only passes on its input has none."
+    yield "For an embedding table, only the rows that are read count; a part that only passes on its input has none."
     if any(row.x_of_floor is not None and row.x_of_floor < 1 for row in layers):
         yield "A part below its floor finds its data in the caches, unlike the probes, or skips zeros."
     yield from _model_notes(work.module, work.job.case.variant.precision in spikes.JOULES)
@@ -227,7 +227,7 @@ def _model_notes(module: nn.Module, has_energy_model: bool) -> Iterator[str]:
     if isinstance(module, Vim):
         yield "The layers' FLOPs come from formulas. A scan includes delta's projection, both directions and the gate."
         return
-    yield "FLOPs are those of the products observed, including taps on padding; for neurons they come from formulas."
+    yield "FLOPs are counted from the observed products, including taps on padding; for neurons, from formulas."
     if isinstance(module, SpikingNetwork):
         yield "Time_Encoding is inside the forward pass, after conv1, which sees one image for all time steps."
     if isinstance(module, OnePass | SpikingNetwork):

@@ -16,7 +16,7 @@ class SingleStream(Scenario):
         if run.job.case.direction == "inference":
             return super().step(run, loaded)
         if loaded.module is None:
-            raise Unsupported("this backend does not train")
+            raise Unsupported("this backend does not support training")
         return Training(loaded.module, loaded.device, run.pool, run.job.case.seed)
 
     def measure(self, run: Run, streams: Streams) -> None:

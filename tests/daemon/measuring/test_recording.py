@@ -310,7 +310,7 @@ def test_a_scenario_with_pauses_has_neither_throughput_nor_floor_and_adds_up_its
     ]
     paced = record(*processes, case=Case(model="vim_tiny", scenario="periodic"))
     assert (paced.throughput_per_s, paced.throughput_basis, paced.x_of_floor) == (None, None, None)
-    assert paced.missing["x_of_floor"] == paced.missing["throughput_per_s"] == "periodic does not run back to back"
+    assert paced.missing["x_of_floor"] == paced.missing["throughput_per_s"] == "periodic runs are not back to back"
     assert paced.deadlines == [Deadlines(30, 120, 4, 6.0)]
 
 

@@ -96,7 +96,9 @@ def test_the_terminal_shows_fifteen_rows_of_each_table_and_the_findings():
 
 def test_a_busy_machine_is_said_first_and_leaves_predictions_one_digit():
     busy = shown(foreign_cpus=1.26)
-    said = "busy machine: other processes used 1.3 CPUs during the profile: times are too long and gains uncertain"
+    said = (
+        "busy machine: other processes used 1.3 CPUs during the profile: times may be too long and gains are uncertain"
+    )
     text = report.markdown(busy, GPU_SORT)
     assert text.index(said) < text.index("## Findings")
     assert said not in report.markdown(shown(foreign_cpus=0.1), GPU_SORT)

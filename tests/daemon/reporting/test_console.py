@@ -187,8 +187,8 @@ def test_what_is_left_follows_the_pace_of_the_processes_that_ended():
 
 def test_a_timed_stage_says_how_long_the_clock_stands_still():
     cold = plan.plan([Suite(models=["square"], variants=["eager"], scenarios=["cold_start"])], LimitsConfig(), PLAN_ON)
-    assert console._silence(PLAN[0], "measure") == ", with the clock stopped for about 5 s"
-    assert console._silence(cold[0], "load") == ", with the clock stopped until its first answer"
+    assert console._silence(PLAN[0], "measure") == "; this timer pauses for about 5 s"
+    assert console._silence(cold[0], "load") == "; this timer pauses until its first answer"
     ticking = ("import", "build", "check", "idle", "warm_up", "probe")
     assert [stage for stage in ticking if console._silence(PLAN[0], stage)] == []
 
@@ -204,7 +204,9 @@ def test_the_plan_says_what_runs_what_cannot_and_how_long():
     assert "plus accuracy, whose time depends on the number of images" in out.getvalue()
 
 
-@pytest.mark.parametrize(("reused", "said"), [(True, "1 of 1 existed already"), (False, "making the rest took 14.5 s")])
+@pytest.mark.parametrize(
+    ("reused", "said"), [(True, "1 of 1 existed already"), (False, "exporting the rest took 14.5 s")]
+)
 def test_the_files_of_a_variant_say_whether_they_were_there_before(reused, said):
     file = ArtifactFacts(
         key="k", format="onnx", bytes=1, sha256="s", made_at="t", made_on="m", versions={}, reused=reused, seconds=14.5

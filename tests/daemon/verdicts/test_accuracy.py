@@ -24,7 +24,7 @@ def test_the_counts_give_shares_intervals_and_the_drop():
         (
             counted(images=100),
             0.01,
-            "accuracy drop 0.00 [-3.70, 3.70] % on 100 images is not proven below 1 %: "
+            "accuracy drop 0.00 [-3.70, 3.70] % on 100 images is not proven to be below 1 %: "
             "that needs about 390 images at these rates",
         ),
         (counted(lost=30, images=100), 0.01, "accuracy drop 30.00 [21.89, 39.58] % is not below 1 %"),
@@ -58,7 +58,7 @@ def test_a_metric_drops_towards_what_is_worse_with_the_interval_of_its_draws():
 def test_a_limit_of_a_metric_is_a_share_of_plain_fp32_s_figure():
     drawn = [(0.5, 0.6)] * 3
     assert accuracy.why_dropped(metric(drawn), 0.2) is None
-    reason = "iou drop 0.1 [0.1, 0.1] on 100 items is not proven below 10 % of 0.6"
+    reason = "iou drop 0.1 [0.1, 0.1] on 100 items is not proven to be below 10 % of 0.6"
     assert accuracy.why_dropped(metric(drawn), 0.1) == reason
 
 

@@ -105,7 +105,7 @@ def test_it_is_noted_if_the_weights_or_the_batch_differ():
     assert only([run(model=MODEL)], [run(model=MODEL)]).notes == []
     larger = run(case=Case(model="vim_tiny", batch_size=4))
     live = comparison(("A", "B"), Verdict(answer="slower"), ([FAST], [SLOW]), ([run()], [larger]))
-    assert live.notes == ["a run covers 1 inputs in A and 4 in B"]
+    assert live.notes == ["the batch size is 1 in A and 4 in B"]
 
 
 @pytest.mark.parametrize(

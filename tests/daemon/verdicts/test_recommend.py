@@ -90,7 +90,7 @@ def test_intervals_that_overlap_are_too_close_to_call():
     decision = only([candidate("fp16", 5.0), candidate("eager", 5.05), candidate("bf16", 5.2)])
     assert (decision.ship, decision.tied) == (None, ["eager-fp16", "eager"])
     assert line(decision) == (
-        "vim_tiny b1: inconclusive: eager-fp16 and eager cannot be told apart here: they differ by 1 %, "
+        "vim_tiny b1: inconclusive: eager-fp16 and eager cannot be told apart here: they differ by 1 %; "
         "the noise is ±1.8 % (3 processes); eager is the simplest"
     )
 
@@ -105,7 +105,7 @@ def test_one_process_names_the_fastest_here_and_ships_nothing_beside_others():
     alone = only([candidate("custom", 4.1, count=1)])
     assert (alone.ship, alone.fastest) == ("custom", None)
     close = line(only([candidate("custom", 4.1, count=1), candidate("eager", 4.15)]))
-    assert re.search(r"they differ by 1\.2 %, the noise is ±\S+ % \(one process\); eager is the simplest$", close)
+    assert re.search(r"they differ by 1\.2 %; the noise is ±\S+ % \(one process\); eager is the simplest$", close)
     frugal = [candidate("custom", 4.1, count=2, energy=NOTHING_MUCH), candidate("eager", 4.0, energy=ENERGY)]
     assert "least energy here (2 processes): custom; --processes 5" in line(only(frugal, objective="energy"))
 

@@ -55,7 +55,7 @@ def test_another_module_costs_what_was_counted_in_inference(precision, moved):
     assert (found.matrix_flops, found.bytes, found.parameters_bytes) == (1000, moved, moved // 5)
     assert roofline.is_convolved(case, counted)
     learning = msgspec.structs.replace(case, direction="training")
-    assert roofline.cost_of(learning, facts(), counted) == "only inference of a module is counted"
+    assert roofline.cost_of(learning, facts(), counted) == "for a module, only inference is counted"
 
 
 def test_weights_of_another_shape_have_no_formula():
@@ -80,7 +80,7 @@ def test_the_products_of_spikes_replace_the_dense_ones():
         (probes(), {"is_convolved": True}, "Winograd"),
         (probes(), {}, None),
         (probes(), {"is_convolved": True, "synaptic_flops": 3000.0}, None),
-        (probes(copy=1e5, cache_bytes=2**20), {"is_convolved": True}, "fit the caches of 1 MiB"),
+        (probes(copy=1e5, cache_bytes=2**20), {"is_convolved": True}, "fit in the caches of 1 MiB"),
         (probes(copy=1e5, cache_bytes=1000), {}, None),
         (probes(copy=1e5), {}, None),
     ],

@@ -44,10 +44,10 @@ def test_it_is_found_again_under_another_number(tmp_path):
 
 
 def test_a_board_without_it_or_with_two_says_so(tmp_path):
-    assert Ina238(tmp_path).unavailable().startswith("0 INA238 in ")
+    assert Ina238(tmp_path).unavailable().startswith("found 0 INA238 in ")
     assert "ina238" not in present("cpu", root=tmp_path)
     thor(thor(tmp_path), chip=f"{CHIP[:-1]}5")
-    assert Ina238(tmp_path).unavailable().startswith("2 INA238 in ")
+    assert Ina238(tmp_path).unavailable().startswith("found 2 INA238 in ")
 
 
 def test_it_is_read_unasked_and_doctor_names_it(tmp_path):
