@@ -178,7 +178,7 @@ def test_an_error_keeps_what_was_measured(compare, stub, tmp_path):
 def test_a_process_that_dies_ends_the_comparison_with_the_reason(compare, stub, tmp_path):
     done = compare("--live", CASE, "--python", stub("fast", "5"), "--python", stub("dead", "5", dies=True))
     assert done.returncode == 1
-    assert "rubbish" in said(done)["verdict"]["reason"]
+    assert "garbage" in said(done)["verdict"]["reason"]
     statuses = [record.status for record in written(tmp_path)]
     assert statuses in (["ok", "failed"], ["failed"])  # as the lot fell: who had no turn leaves no record
 
