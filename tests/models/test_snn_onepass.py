@@ -212,6 +212,7 @@ def test_custom_kernels_follow_their_weights():
 
 @torch.no_grad()
 def test_custom_kernels_convolve_the_first_spikes_of_steady_neurons(monkeypatch):
+    torch.manual_seed(0)  # no membrane is within rounding of the threshold, where both would be right
     sent = []
     chosen = layer.SpikeConvolution._in_integers
     monkeypatch.setattr(
