@@ -4,10 +4,13 @@ A file is recognised by its content. Truncated or failed output, and files with 
 a reason, because benchd would otherwise explain a wrong number.
 """
 
+import codecs
 import csv
 import io
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Literal
@@ -56,14 +59,14 @@ def read(path: Path) -> Foreign:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise UsageError(f"{path}: larger than 64 MiB, so not a result; give the tool's final output")
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = _decoded(path.read_bytes())
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     try:
         results = _json_results(text) if re.match(r"\s*(\{|\[\s*\{)", text) else _text_results(text)
     except _Unreadable as error:
         raise UsageError(f"{path}: {error}") from error
-    except (KeyError, ValueError, TypeError, IndexError, StopIteration) as error:
+    except (AttributeError, KeyError, ValueError, TypeError, IndexError, StopIteration) as error:
         raise UsageError(f"{path}: a field is missing or not a number ({error}): truncated or edited file") from error
     if not results:
         raise UsageError(
@@ -72,7 +75,17 @@ def read(path: Path) -> Foreign:
         )
     if any(each != results[0] for each in results):
         raise UsageError(f"{path}: contains {len(results)} different results; give a file with a single result")
+    ms = results[0].latency_ms
+    low, high = ms.get("min", 0.0), ms.get("max", math.inf)
+    if not all(0.99 * low <= each <= 1.01 * high and 0.0 < each < math.inf for each in ms.values()):  # rounded
+        raise UsageError(f"{path}: latencies that cannot all be right ({ms}, in ms): truncated or edited file")
     return results[0]
+
+
+def _decoded(content: bytes) -> str:
+    """Return the text without colours; Windows consoles write a byte order mark, and UTF-16."""
+    encoding = "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+    return re.sub(r"\x1b\[[\d;]*m", "", content.decode(encoding, errors="replace")).replace("\r\n", "\n")
 
 
 class _Unreadable(Exception):
@@ -119,7 +132,7 @@ def _numbers(text: str, pattern: str) -> list[float]:
 def _required(text: str, pattern: str, what: str) -> list[float]:
     numbers = _numbers(text, pattern)
     if not numbers:
-        raise _Unreadable(f"{what} is missing: the output is truncated, or the run failed")
+        raise _Unreadable(f"{what} is missing: the output is truncated, the run failed, or the version is unknown")
     return numbers
 
 
@@ -141,7 +154,7 @@ def _trtexec(text: str) -> Foreign:
     if "&&&& PASSED" not in text:
         raise _Unreadable("trtexec did not end with PASSED: the log is truncated, or the run failed")
     low, high, mean, middle = _required(
-        text, rf"Latency: min = {_N} ms, max = {_N} ms, mean = {_N} ms, median = {_N} ms", "the line Latency"
+        text, rf"(?<!\w )Latency: min = {_N} ms, max = {_N} ms, mean = {_N} ms, median = {_N} ms", "the line Latency"
     )
     queries = _required(text, rf"Throughput: {_N} qps", "the line Throughput")[0]
     precision = re.search(r"Precision: (\S+)", text)
@@ -152,6 +165,7 @@ def _trtexec(text: str) -> Foreign:
         latency_ms={"min": low, "max": high, "mean": mean, "median": middle},
         throughput_per_s=queries,
         means="a query's input copy, computation and output copy, excluding the wait for the query queued before it",
+        batch=_whole(text, r"Created input binding for \S+ with dimensions (\d+)"),
         streams=streams,
         in_flight=streams,
         precision=_PRECISIONS.get(precision[1]) if precision else None,
@@ -185,9 +199,12 @@ def _statistics(times_ms: Iterable[float]) -> dict[str, float]:
 
 
 _BENCHMARK_MEANS = "one of the requests in flight together, from start to answer"
+_PERCENTILE = "a percentile instead of the median: run benchmark_app without -latency_percentile"
 
 
 def _benchmark_app(text: str) -> Foreign:
+    if re.search(r"\d+ percentile:", text):
+        raise _Unreadable(_PERCENTILE)
     latency = {
         name.lower(): _required(text, rf"{name}:\s+{_N} ms", f"the line {name}")[0]
         for name in ("Average", "Min", "Max")
@@ -217,7 +234,7 @@ def _benchmark_report(content: Mapping[str, Any]) -> Foreign:
         raise _Unreadable("execution_results contains no results: benchmark_app from 2023 wrote its options there")
     middle = next((value for name, value in found.items() if re.fullmatch(r"latency( \(ms\))?", name)), None)
     if middle is None:
-        raise _Unreadable("a percentile instead of the median: run benchmark_app without -latency_percentile")
+        raise _Unreadable(_PERCENTILE)
     return Foreign(
         tool="benchmark_app report",
         quoted="median",
@@ -234,6 +251,12 @@ def _benchmark_report(content: Mapping[str, Any]) -> Foreign:
         in_flight=int(setup.get("number of parallel infer requests", 1)),
         warm_up="one request",
     )
+
+
+def _benchmark_csv(text: str) -> Foreign:
+    """Read the report without -json_stats, which has the same fields as lines of `name;value`."""
+    fields = dict(line.split(";", 1) for line in text.splitlines() if ";" in line)
+    return _benchmark_report({"configuration_setup": fields, "execution_results": fields})
 
 
 def _perf_analyzer(text: str) -> Foreign:
@@ -283,16 +306,12 @@ def _onnxruntime(text: str) -> Foreign:
 
 def _litert(text: str) -> Foreign:
     times = _required(text, rf"Inference \(avg\): {_N}", "the line Inference timings")
-    counts = re.findall(rf"count=(\d+) .*?min={_N} max={_N} avg={_N}", text)
-    latency = {"mean": times[0] / 1e3}
-    if counts:
-        latency |= {"min": float(counts[-1][1]) / 1e3, "max": float(counts[-1][2]) / 1e3}
-    middle = re.findall(rf"median={_N}", text)
-    latency |= {"median": float(middle[-1]) / 1e3} if middle else {}
+    last = "".join(re.findall(r"count=.*", text)[-1:])  # the line before is the warm-up's
+    others = {name: float(us) / 1e3 for name, us in re.findall(rf"(min|max|median)={_N}", last)}
     return Foreign(
         tool="LiteRT benchmark_model",
         quoted="mean",
-        latency_ms=latency,
+        latency_ms={"mean": times[0] / 1e3, **others},
         means="the mean of consecutive calls, on random inputs",
         threads=_whole(text, r"Num threads: \[(\d+)\]"),
         warm_up="0.5 s",
@@ -316,12 +335,14 @@ def _optimum(content: Mapping[str, Any]) -> Foreign:
 
 
 def _ultralytics(text: str) -> Foreign:
-    rows = [re.split(r"\s{2,}|\s*│\s*|\s*\|\s*", line.strip(" │|")) for line in text.splitlines()]
-    place = next(number for number, row in enumerate(rows) if any("Inference time" in cell for cell in row))
-    column = next(number for number, cell in enumerate(rows[place]) if "Inference time" in cell)
-    width = len(rows[place]) + 1  # the column of row numbers has no heading
-    whole = [row for row in rows[place + 1 :] if len(row) == width]
-    numbers = [(float(row[column + 1]), row[1]) for row in whole if re.fullmatch(r"\d+(\.\d+)?", row[column + 1])]
+    header = next(line for line in text.splitlines() if "Inference time" in line)
+    width = 4 if "FPS" in header else 3  # numbers of a row: size, metric, time and FPS
+    numbers = []
+    for line in re.findall(r"(.*)\n", text):  # a line without its end may be truncated
+        cells = re.split(r"[\s│┆|]+", line.strip(" │┆|"))
+        values = [*takewhile(re.compile(r"\d+(\.\d+)?").fullmatch, cells[::-1])][::-1]
+        if len(values) == width:
+            numbers.append((float(values[2]), " ".join(cell for cell in cells[:-width] if cell[0].isalpha())))
     if len(numbers) != 1:
         formats = ", ".join(name for _, name in numbers)
         raise _Unreadable(f"a table of {len(numbers)} formats ({formats}); keep only the row of yours")
@@ -341,6 +362,7 @@ def _ultralytics(text: str) -> Foreign:
 _TEXTS: dict[str, Callable[[str], Foreign]] = {
     r"^&&&& RUNNING TensorRT\.trtexec": _trtexec,
     r"^\[Step 1/11\]": _benchmark_app,
+    r"^Command line parameters$": _benchmark_csv,
     r"^(Concurrency|Request Rate),Inferences/Second": _perf_analyzer,
     r"^Session creation time cost:": _onnxruntime,
     r"^.*STARTING!$": _litert,

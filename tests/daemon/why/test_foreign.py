@@ -49,9 +49,25 @@ INFO: count=120 first=8200 curr=8100 min=7900 max=9100 avg=8150.5 std=90
 INFO: Inference timings in us: Init: 21000, First inference: 9000, Warmup (avg): 8200, Inference (avg): 8.1505e+03
 """
 ULTRALYTICS = """Benchmarks complete for yolo11n.pt on coco8.yaml at imgsz=640 (12.3s)
-   Format    Status  Size (MB)  metrics/mAP50-95(B)  Inference time (ms/im)  FPS
-0  ONNX      ✅      10.2       0.6086               31.25                   32.0
+                   Format Status❔  Size (MB)  metrics/mAP50-95(B)  Inference time (ms/im)    FPS
+0                    ONNX       ✅       10.2               0.6086                   31.25   32.0
+9     TensorFlow Edge TPU       ❌        0.0                  NaN                     NaN    NaN
 """
+ULTRALYTICS_TABLES = {
+    "without FPS": """                   Format Status❔  Size (MB)  metrics/mAP50-95(B)  Inference time (ms/im)
+6   TensorFlow SavedModel       ✅       10.2               0.6086                   31.25
+""",
+    "Markdown": """| Format | Status | Size (MB) | metrics/mAP50-95(B) | Inference time (ms/im) | FPS |
+| --- | --- | --- | --- | --- | --- |
+| ONNX | ✅ | 10.2 | 0.6086 | 31.25 | 32.0 |
+| TensorRT | ❌ | - | - | - | - |
+""",
+    "polars": """┌─────┬────────┬─────────┬───────────┬─────────────────────┬────────────────────────┬──────┐
+│     ┆ Format ┆ Status❔ ┆ Size (MB) ┆ metrics/mAP50-95(B) ┆ Inference time (ms/im) ┆ FPS  │
+│ 2   ┆ ONNX   ┆ ✅      ┆ 10.2      ┆ 0.6086              ┆ 31.25                  ┆ 32.0 │
+└─────┴────────┴─────────┴───────────┴─────────────────────┴────────────────────────┴──────┘
+""",
+}
 OPTIMUM = json.dumps(
     {
         "forward": {
@@ -73,6 +89,20 @@ REPORT = json.dumps(
         },
     }
 )
+REPORT_CSV = """Command line parameters
+-m;net.onnx
+
+Configuration setup
+batch size;1
+number of parallel infer requests;4
+
+Execution results
+latency (ms);24.17
+avg latency;24.69
+min latency;14.74
+max latency;39.34
+throughput;80.44
+"""
 TIMES = json.dumps(
     [{"startComputeMs": 10.0 * n, "computeMs": 2.0, "latencyMs": 9.0 if n < 20 else 2.5} for n in range(60)]
 )
@@ -152,6 +182,10 @@ def test_decimal_commas_of_a_locale_are_read_where_they_are_unambiguous(read):
             "2 formats",
         ),
         (TRTEXEC.replace("median = 2.5", "median = ?"), "the line Latency is missing"),
+        (TRTEXEC.replace("] Latency: min", "] H2D Latency: min"), "the line Latency is missing"),
+        (BENCHMARK_APP.replace("Median", "95 percentile"), "a percentile instead of the median"),
+        (LITERT[: LITERT.rindex("1505e")], "latencies that cannot all be right"),
+        ('{"forward": {"latency": "x"}}', "truncated or edited file"),
     ],
 )
 def test_what_is_no_whole_result_is_refused_with_the_reason(text, told, read):
@@ -163,3 +197,36 @@ def test_what_is_no_whole_result_is_refused_with_the_reason(text, told, read):
 def test_an_absent_file_is_named(tmp_path):
     with pytest.raises(UsageError, match="absent: No such file"):
         foreign.read(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("table", ULTRALYTICS_TABLES)
+def test_every_form_of_the_table_of_ultralytics_is_read(table, read):
+    title = ULTRALYTICS.splitlines()[0]
+    text = f"{title}\n{ULTRALYTICS_TABLES[table]}"
+    assert read(text).quoted_ms == pytest.approx(31.25)
+    for end in range(len(text)):
+        with suppress(UsageError):
+            assert read(text[:end]).quoted_ms == pytest.approx(31.25)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_console_of_windows_and_colours_change_nothing(encoding, tmp_path):
+    path = tmp_path / "theirs"
+    coloured = "".join(f"\x1b[32m{line}\x1b[0m\r\n" for line in TRTEXEC.splitlines())
+    path.write_bytes(coloured.encode(encoding))
+    assert foreign.read(path).quoted_ms == pytest.approx(2.5)
+
+
+def test_a_report_of_benchmark_app_is_the_same_in_csv(read):
+    assert read(REPORT_CSV) == read(REPORT)
+
+
+def test_the_batch_of_trtexec_is_its_first_dimension(read):
+    bound = "[I] Created input binding for x with dimensions 8x3x32x32\n[I] Throughput"
+    assert read(TRTEXEC.replace("[I] Throughput", bound)).batch == 8
+
+
+def test_the_statistics_of_one_call_are_not_those_of_the_warm_up(read):
+    one = LITERT.replace("count=120 first=8200 curr=8100 min=7900 max=9100 avg=8150.5 std=90", "count=1 curr=8150.5")
+    warm_up = "INFO: count=3 first=9000 curr=8100 min=8000 max=9000 avg=8200 std=9 median=8100\nINFO: count=1"
+    assert read(one.replace("INFO: count=1", warm_up)).latency_ms == {"mean": pytest.approx(8.1505)}
