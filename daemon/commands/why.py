@@ -18,6 +18,7 @@ from benchd.daemon.machine import folders
 from benchd.daemon.machine.quiet import Start
 from benchd.daemon.measuring import paired, plan, user_model
 from benchd.daemon.measuring.paired import Request
+from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.session import Session, made_output, temporary_output
 from benchd.daemon.records import UserFile, UserModel
 from benchd.daemon.reporting.comparisons import print_comparisons
@@ -105,7 +106,8 @@ def why(
         ["--no-index", "--find-links", str(wheels.resolve())] if wheels else ["--index-url", index] if index else []
     )
     machine, folder = plan.inspect(device), made_output(output)
-    is_search = search or (len(own) < 2 and _settings(request, settings, machine) > 1)
+    planned = paired.planned_sides(request, settings.limits, machine)
+    is_search = search or (len(own) < 2 and _settings(planned) > 1)
     both = _sides(pythons, lock, env, source) if is_search else None
     sinks = [*lasting(folder, settings.mqtt, sys.stderr), SlowStages(sys.stderr)]
     with Session(settings, machine, folder, sinks, start=start) as session:
@@ -116,7 +118,7 @@ def why(
             elif both:
                 code = _of_environments(Explaining(*both, request, comparing), [] if lock else pythons, as_json=json)
             else:
-                code = _of_cases(request, session, as_json=json)
+                code = _of_cases(request, planned, session, as_json=json)
         except Interrupted as interrupt:
             sys.stderr.write(f"{interrupt}\n")
             code = 130
@@ -127,7 +129,7 @@ def why(
 
 def _refuse_counts(cases: int, models: int, *, search: bool, theirs: bool) -> None:
     if theirs:
-        is_right = cases == 1 and models < 2
+        is_right = cases == 1 and models < 2 and not search
     elif search:
         is_right = cases in {1, 2} and models < 2
     else:
@@ -139,9 +141,9 @@ def _refuse_counts(cases: int, models: int, *, search: bool, theirs: bool) -> No
         )
 
 
-def _settings(request: Request, settings: Config, machine: plan.Machine) -> int:
+def _settings(planned: Sequence[Planned]) -> int:
     """Return the number of settings in which two cases of a model differ; 0 for a single case or two models."""
-    first, *others = (each.case.case_id for each in paired.planned_sides(request, settings.limits, machine))
+    first, *others = (each.case.case_id for each in planned)
     changed = environments.changed_parts(first, others[0]) if others else {}
     return 0 if "model" in changed else len(changed)
 
@@ -159,8 +161,7 @@ def _of_environments(explaining_both: Explaining, originals: Sequence[str], *, a
     return 4 if explanation.is_open else 0
 
 
-def _of_cases(request: Request, session: Session, *, as_json: bool) -> int:
-    planned = paired.planned_sides(request, session.config.limits, session.machine)
+def _of_cases(request: Request, planned: Sequence[Planned], session: Session, *, as_json: bool) -> int:
     comparison, code = paired.compare(request, planned, session, sys.stderr)
     print_comparisons(sys.stdout, [comparison], as_json)
     return code or (4 if comparison.verdict.answer == "inconclusive" else 0)
@@ -224,6 +225,9 @@ def _sides(
     source: Sequence[str],
 ) -> tuple[Side, Side]:
     here = [environments.installed(python) for python in pythons or [sys.executable]]
+    for python, found in zip(pythons, here, strict=False):
+        if "benchd" not in found.by_name:
+            raise UsageError(f"--python {python}: benchd is not installed there")
     pins = _both([environments.pins(path) for path in _per_side("--lock", lock)], list[str]())
     variables = _both([environments.variables(path) for path in _per_side("--env", env)], dict[str, str]())
     cache = folders.cache() / "wheels"

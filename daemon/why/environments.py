@@ -179,12 +179,17 @@ def pins(path: Path) -> list[str]:
         ]
     read = []
     for number, line in enumerate(_lines(path), 1):
-        pin = re.sub(r"\s--hash=\S+|\\$|(^|\s)#.*", "", line).partition(";")[0].strip()
+        pin = re.sub(r"\s--hash=\S+|\\$|(^|\s)#.*", "", line).strip()
         if not pin or pin.startswith("--hash"):
             continue
-        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(\[[\w,.-]*\])?==[\w.!+-]+", pin):
+        try:
+            wanted = Requirement(pin)
+        except InvalidRequirement:
+            wanted = None
+        if not wanted or not re.fullmatch(r"==[\w.!+-]+", str(wanted.specifier)):
             raise UsageError(f"{path}:{number}: {line.strip()[:80]!r}: expected NAME==VERSION, as pip freeze writes")
-        read.append(re.sub(r"\[.*\]", "", pin))
+        if not wanted.marker or wanted.marker.evaluate():
+            read.append(f"{wanted.name}{wanted.specifier}")
     return read
 
 
@@ -209,7 +214,7 @@ def variables(path: Path) -> dict[str, str]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return path.read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -1,6 +1,8 @@
 """The command line of `benchd why`: what it refuses before anything is measured, and layers from files of results."""
 
 import json
+import sys
+import venv
 
 import pytest
 from records_made import PASSED, made, timing
@@ -35,6 +37,10 @@ def twice():
         ((CASE, *["--env", "empty.txt"] * 3), "--env: at most once per side"),
         ((CASE, "--python", "absent"), "--python absent: No such file or directory; give the interpreter of"),
         ((CASE, "--python", "/bin/ls", "--python", "/bin/ls"), "--python /bin/ls: it does not run Python code; give"),
+        (
+            (CASE, "--theirs", "empty.txt", "--env", "empty.txt"),
+            "give one case, as in vim_tiny,eager, and what differs",
+        ),
         ((CASE, "--lock", "absent.txt"), "absent.txt: No such file or directory"),
         (("square,eager", "square,fp32,threads=0"), "threads"),
         ((CASE, "--lock", "lock.txt", "--wheels", "."), "no-such-package==1.0 cannot be installed: "),
@@ -47,6 +53,13 @@ def test_a_command_line_that_cannot_be_answered_is_refused(arguments, told, here
     done = here("benchd", "why", *arguments, "--device", "cpu")
     assert done.returncode == 2
     assert told in done.stderr
+
+
+def test_an_environment_without_benchd_is_refused_before_anything_is_measured(here, tmp_path):
+    venv.create(tmp_path / "bare", symlinks=True)
+    python = str(tmp_path / "bare/bin/python")
+    done = here("benchd", "why", CASE, "--python", sys.executable, "--python", python)
+    assert (done.returncode, done.stderr) == (2, f"error: --python {python}: benchd is not installed there\n")
 
 
 def results_of(path, second_ms):

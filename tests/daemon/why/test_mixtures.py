@@ -113,7 +113,8 @@ def test_a_line_of_another_kind_is_named(read, text, told, tmp_path):
 def test_the_lines_of_a_lock_file_are_read_with_their_comments_hashes_and_markers(tmp_path):
     path = tmp_path / "lock"
     path.write_text(
-        "# comment\nnumpy==2.0.1 \\\n    --hash=sha256:abc\nuvicorn[standard]==0.3 ; python_version > '3'\n"
+        "\ufeff# comment\nnumpy==2.0.1 \\\n    --hash=sha256:abc\nuvicorn[standard]==0.3 ; python_version > '3'\n"
+        "numpy==1.0 ; python_version < '3'\npywin32==306 ; sys_platform == 'win32'\n"
     )
     assert environments.pins(path) == ["numpy==2.0.1", "uvicorn==0.3"]
 
