@@ -190,7 +190,7 @@ def is_hooked(*modules: nn.Module) -> bool:
     """Return whether a hook or replaced forward of these modules observes their inputs and outputs."""
     if _has_any_global_hook():
         return True
-    return any(each._forward_hooks or each._forward_pre_hooks or "forward" in vars(each) for each in modules)
+    return any(each._forward_hooks or each._forward_pre_hooks or "forward" in each.__dict__ for each in modules)
 
 
 def is_exported() -> bool:
