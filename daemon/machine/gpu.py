@@ -16,7 +16,7 @@ _INDEX = re.compile(r"\s*\d+")
 _REMEDIES = {
     4: "let this user open /dev/nvidiactl and /dev/nvidia0",
     9: "load the driver with `sudo modprobe nvidia`, or install it",
-    12: "install the NVIDIA driver, which includes libnvidia-ml.so.1",
+    12: "install the NVIDIA driver, which includes libnvidia-ml.so.1 (not on a Jetson)",
     13: "the driver is too old; install a newer one",
     18: "the driver was updated while in use; reboot",
 }
