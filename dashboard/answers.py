@@ -110,7 +110,7 @@ def _choices(records: list[Record]) -> Iterator[Choice]:
     for decision in decide(records, Requirements()):
         name, record = next(iter(decision.candidates.items()), ("", None))
         of_few = [f"fastest, {of_processes(decision)}"] if decision.fastest else []
-        busy = doubts.busy([record] if record else [])
+        slowing = [flag for flag in (*doubts.BUSY, "throttled", "low_clock") if record and flag in record.flags]
         yield Choice(
             subject=decision.subject,
             device_id=records[0].device_id,
@@ -122,7 +122,7 @@ def _choices(records: list[Record]) -> Iterator[Choice]:
             words=line(decision),
             failed=tuple(name for name, reason in decision.excluded.items() if reason in wrongs),
             change=None,
-            doubt=", ".join([*of_few, *([doubts.words(busy)] if busy else [])]),
+            doubt=", ".join([*of_few, *([doubts.words(slowing)] if slowing else [])]),
         )
 
 

@@ -111,7 +111,8 @@ def doing(device: Device) -> str:
     health = device.health
     if health.case_id:
         left = f", {count(health.cases_left, 'case')} left" if health.cases_left else ""
-        return short(f"measuring {health.case_id}{left}")
+        was = "was " * (device.state == "silent")
+        return short(f"{was}measuring {health.case_id}{left}")
     return short(health.waiting_for or health.activity or "no service is reporting")
 
 

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from statistics import median_low
+from statistics import median
 from typing import NamedTuple
 
 import msgspec
@@ -98,7 +98,7 @@ def _timed(result: Result) -> Figure:
 
 def _together(figures: Sequence[Figure]) -> Figure:
     values = [figure.value for figure in figures]
-    return figures[0] if len(figures) == 1 else Figure(median_low(values), min(values), max(values))
+    return figures[0] if len(figures) == 1 else Figure(median(values), min(values), max(values))
 
 
 def front(points: Sequence[Point]) -> list[Point]:

@@ -159,7 +159,7 @@ def record(device: BoardPlan, case: Case, moment: Moment, chance: random.Random)
         throughput_basis="batch_over_median",
         energy=_energy(power_w(device, case, is_hot=moment.is_hot) * chance.gauss(1.0, RUN_NOISE), case, timing),
         check=_check(case, fails=device.trouble == "failed check" and case.case_id.startswith("vim_tiny,tensorrt")),
-        flags=[SIMULATED],
+        flags=[SIMULATED, *["throttled"] * moment.is_hot],
         missing={"x_of_floor": SIMULATED, "memory": SIMULATED},
         processes=processes,
     )

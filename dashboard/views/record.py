@@ -101,9 +101,11 @@ def _result(result: Result, record: Record) -> dict[str, object]:
     share = error_share(result)
     return {
         "median": f"{time(result)} ({100 * timing.confidence:.3g} %, {timing.interval_basis.replace('_', ' ')})",
-        "p90, p99, p99.9": ", ".join(
-            rounded(value, share, "ms") for value in (timing.p90_ms, timing.p99_ms, timing.p999_ms) if value
-        ),
+        **{
+            name: rounded(value, share, "ms")
+            for name, value in (("p90", timing.p90_ms), ("p99", timing.p99_ms), ("p99.9", timing.p999_ms))
+            if value
+        },
         record.case.scenario: scenario_figures(record),
         "fastest, slowest": f"{figure(timing.min_ms, 'ms')}, {figure(timing.max_ms, 'ms')}",
         "runs": timing.runs,

@@ -38,13 +38,14 @@ def of_setup(name):
 
 def test_home_ships_what_recommend_ships_and_names_what_fails(store):
     answers = Answers(store, Changes(store))
-    records = [measured(store, "s1", "eager", 9.0), measured(store, "s1", "custom", 5.0)]
+    records = [measured(store, "s1", "eager", 9.0), measured(store, "s1", "custom", 5.0, flags=["throttled"])]
     records.append(measured(store, "s1", "fp16", 2.0, check=WRONG))
     found, left = answers.update()
     (choice,) = found["d1"]
     (decision,) = decide(records, Requirements())
     assert (choice.outcome, choice.variant, choice.failed, left) == ("ships", "custom", ("eager-fp16",), 0)
     assert (choice.words, choice.agreed) == (line(decision), "8 of 8 images agree")
+    assert choice.doubt == "clocks throttled"
 
 
 def test_a_newer_record_changes_the_choice_and_a_profile_or_a_late_one_does_not(store):

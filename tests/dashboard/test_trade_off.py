@@ -48,6 +48,8 @@ def test_boards_of_one_kind_are_one_point_with_their_range_and_one_board_has_its
     ((group, (fleet,)),) = groups(results).items()
     assert (group.kind, group.scope, fleet.label, fleet.boards) == (ORIN, "module", "eager-fp16 b1", 3)
     assert (fleet.latency_ms, fleet.energy_mj) == (Figure(5.0, 4.0, 6.0), Figure(101.0, 100.0, 102.0))
+    (((pair,),),) = [groups(results[:2]).values()]
+    assert (pair.latency_ms, pair.energy_mj) == (Figure(4.5, 4.0, 5.0), Figure(100.5, 100.0, 101.0))
     (((one,),),) = [groups(results[:1]).values()]
     assert one.latency_ms == Figure(4.0, pytest.approx(3.96), pytest.approx(4.04))
     assert one.energy_mj == Figure(100.0, pytest.approx(95.0), pytest.approx(105.0))
