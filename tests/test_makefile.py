@@ -126,6 +126,13 @@ def test_a_jetson_gets_the_versions_of_its_jetpack(make, tmp_path, name, constra
     assert f"constraints-{constraints}.txt" in make("-n", "once", f"BOARD={board}").stdout
 
 
+def test_a_board_whose_python_cannot_read_its_release_is_told_in_one_sentence(make, tmp_path, board):
+    old = script(tmp_path / "python3", '[ -z "$2" ] || { echo SyntaxError >&2; exit 1; }')
+    assert [line for line in make("once", f"BOARD={board}", python=old).stderr.splitlines() if "make:" not in line] == [
+        f"benchd: {old} is as old as JetPack 4's, but benchd needs JetPack 6.1 or newer, on an Orin or a Thor"
+    ]
+
+
 @pytest.mark.parametrize("hidden", ["etc/nv_tegra_release", "proc/device-tree/compatible"])
 def test_a_container_on_a_board_is_set_up_as_the_board(make, tmp_path, hidden):
     board = jetson_trees.build(tmp_path / "board", jetson_trees.ORIN_NANO_7)
