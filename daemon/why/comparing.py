@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.errors import Full, NotAvailable, UsageError
 from benchd.daemon.measuring.paired import Decide, Request
 from benchd.daemon.measuring.session import temporary_output
 from benchd.daemon.verdicts.effects import LOOK_ALPHA, Verdict, judge, look, paired_effect
@@ -136,6 +136,8 @@ class Explaining:
 
         try:
             ratios = self._compared(applied, decide).ratios
+        except Full:
+            raise
         except (UsageError, NotAvailable):  # these parts of a case exclude each other
             return None
         if not ratios:

@@ -20,6 +20,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from benchd.daemon.errors import UsageError
+from benchd.daemon.journal import explaining
 from benchd.daemon.machine import environment, interpreter
 from benchd.daemon.machine.installed import has_pip
 from benchd.daemon.measuring import plan
@@ -360,21 +361,22 @@ def _taken(first: Mapping[str, str], second: Mapping[str, str], names: Iterable[
 
 
 def mixture(folder: Path, first: Installed, applied: Iterable[Difference]) -> str:
-    """Create an environment in `folder` from A with these differences, and return its interpreter."""
+    """Create an environment in `folder` from A with these differences; return its interpreter, or raise Full."""
     packages: dict[str, Package | None] = {**first.by_name}
     for difference in applied:
         packages |= difference.packages
     python = folder / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.symlink_to(first.base)
-    home = Path(first.base).parent
-    (folder / "pyvenv.cfg").write_text(f"home = {home}\ninclude-system-site-packages = false\n", encoding="utf-8")
-    version = ".".join(first.version.split(".")[:2])
-    target = folder / "lib" / f"python{version}" / "site-packages"
-    target.mkdir(parents=True)
-    for package in packages.values():
-        if package:
-            _link(package, target)
+    with explaining(folder):
+        python.parent.mkdir(parents=True)
+        python.symlink_to(first.base)
+        home = Path(first.base).parent
+        (folder / "pyvenv.cfg").write_text(f"home = {home}\ninclude-system-site-packages = false\n", encoding="utf-8")
+        version = ".".join(first.version.split(".")[:2])
+        target = folder / "lib" / f"python{version}" / "site-packages"
+        target.mkdir(parents=True)
+        for package in packages.values():
+            if package:
+                _link(package, target)
     return str(python)
 
 

@@ -1,5 +1,7 @@
 """What two environments differ in, and mixtures of them, with real interpreters and planted packages."""
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,7 @@ import pytest
 from packages_made import environment, package
 from records_made import made
 
-from benchd.daemon.errors import UsageError
+from benchd.daemon.errors import Full, UsageError
 from benchd.daemon.records import encode
 from benchd.daemon.why import environments
 from benchd.daemon.why.environments import Side
@@ -153,3 +155,12 @@ def test_interpreters_of_two_versions_and_packages_without_a_list_of_files_are_r
     unlisted = [package(Path(each.root), each.name, each.version, listed=False) for each in b.installed.packages]
     with pytest.raises(UsageError, match=r"one 2.0 in .* was not installed by pip"):
         environments.differences(a, Side(environment(unlisted)))
+
+
+def test_a_full_disk_is_named(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "symlink_to", fail)
+    with pytest.raises(Full, match=f"{tmp_path}: No space left on device; free some space"):
+        environments.mixture(tmp_path, environments.installed(sys.executable), [])
