@@ -44,7 +44,7 @@ def test_a_file_is_written_where_it_was_asked_for_and_comes_from_the_store_the_n
 
     listed = here("benchd", "export", "--list")
     assert told["key"] in listed.stdout
-    assert f"\n1 files, 0.0 MB in {state(tmp_path)}\n" in listed.stdout
+    assert f"\n1 file, 0.0 MB in {state(tmp_path)}\n" in listed.stdout
     assert here("benchd", "export", "--prune", "0").stdout == f"removed {told['key']}\n"
     assert here("benchd", "export", "--list").stdout == f"0 files, 0.0 MB in {state(tmp_path)}\n"
 

@@ -26,7 +26,7 @@ FIELD = {  # file of the table: (what stands there, what follows it now)
 OF_CASE = {
     "daemon/records.py": (
         "class Inputs(Struct, frozen=True, kw_only=True):\n"
-        '    """A model\'s weights, its inputs and how its answers are judged; '
+        '    """A model\'s weights, its inputs and the criterion for its answers; '
         'null means random, or the model\'s own."""\n\n',
         '    answer: Annotated[int | None, Option("The answer.")] = None\n',
     ),

@@ -291,7 +291,7 @@ def test_a_tolerance_beyond_that_of_the_precision_hides_no_other_answers(shipped
     (folder / manifest.MANIFEST).write_bytes(msgspec.json.encode(content))
     edited(folder, larger_weights)
     done = benchd("verify", folder, "--processes", "1", *SHORT)
-    assert (done.returncode, "be off by 0.99, but fp32 allows 0.0001" in done.stdout) == (5, True), done.stdout
+    assert (done.returncode, "be off by 0.99, but fp32 permits 0.0001" in done.stdout) == (5, True), done.stdout
 
 
 @pytest.mark.slow  # ten processes more
