@@ -7,9 +7,10 @@ import codecs
 import io
 import json
 import os
+import textwrap
 from typing import Any, TextIO
 
-from benchd.daemon.machine.ticker import Ticker
+from benchd.daemon.machine.ticker import Ticker, columns_of
 
 STDOUT, STDERR = 1, 2
 ESCAPED = "benchd_escaped"
@@ -47,11 +48,28 @@ class Discarding(io.FileIO):
             return len(data)
 
 
+class _Wrapping(io.TextIOWrapper):
+    """A terminal's text, wrapped between words; not JSON, which must stay valid, nor what is styled for this width."""
+
+    def write(self, text: str) -> int:
+        """Write the text with its long lines wrapped."""
+        super().write("\n".join(map(self._wrapped, text.split("\n"))))
+        return len(text)
+
+    def _wrapped(self, line: str) -> str:
+        columns = columns_of(self.fileno())
+        words = line.lstrip()
+        if len(line) <= columns or "\x1b" in line or words[:1] in tuple('{["'):
+            return line
+        indent = line[: len(line) - len(words)]
+        return textwrap.fill(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
 def lasting(stream: TextIO | None, descriptor: int, ticker: Ticker | None = None) -> tuple[TextIO, Discarding | None]:
     """Return a stream to replace sys.stdout or sys.stderr (None if closed), and the file that it writes to.
 
     An in-memory stream is returned unchanged: it has no reader to lose. The given stream also escapes characters that
-    its encoding lacks from now on. A terminal's `ticker` makes room for the output.
+    its encoding lacks from now on. A terminal's `ticker` makes room for the output, which is wrapped between words.
     """
     if stream is None:
         _discard(descriptor)  # otherwise the next file to be opened would use this descriptor
@@ -63,8 +81,9 @@ def lasting(stream: TextIO | None, descriptor: int, ticker: Ticker | None = None
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
         stream.reconfigure(errors=ESCAPED)
     file.ticker = ticker if stream.isatty() else None
+    kind = _Wrapping if stream.isatty() else io.TextIOWrapper
     by_line = descriptor == STDERR or stream.isatty()
-    return io.TextIOWrapper(io.BufferedWriter(file), stream.encoding, stream.errors, line_buffering=by_line), file
+    return kind(io.BufferedWriter(file), stream.encoding, stream.errors, line_buffering=by_line), file
 
 
 def _discard(descriptor: int) -> None:

@@ -61,8 +61,7 @@ class Ticker:
     def _draw(self, clock: str = "") -> None:
         if not self._text or not self._is_at_start:
             return
-        columns = os.get_terminal_size(self._descriptor).columns or PLAIN_COLUMNS
-        lines = textwrap.wrap(self._text + clock, max(columns - 1, 1))
+        lines = textwrap.wrap(self._text + clock, max(columns_of(self._descriptor) - 1, 1), break_on_hyphens=False)
         back = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""
         self._is_drawn = self._write(("\n".join(lines) + f"{back}\r").encode())
 
@@ -78,6 +77,14 @@ class Ticker:
             self._ticks.clear()
             return False
         return True
+
+
+def columns_of(descriptor: int) -> int:
+    """Return the width of this terminal, or PLAIN_COLUMNS if it is unknown or the terminal is gone."""
+    try:
+        return os.get_terminal_size(descriptor).columns or PLAIN_COLUMNS
+    except OSError:
+        return PLAIN_COLUMNS
 
 
 def ticker_of(stream: TextIO | None) -> Ticker | None:

@@ -68,3 +68,11 @@ def test_elsewhere_nothing_is_drawn(tmp_path):
         stream, _ = lasting(file, STDERR, ticker_of(file))
         assert not show(stream, "check")
     assert (tmp_path / "out").read_text() == ""
+
+
+def test_a_long_line_is_wrapped_between_words_but_json_is_not(terminal):
+    stream, read = terminal
+    stream.write("  note: " + "words " * 15 + "net.nir --option\n" + '{"reason": "' + "word " * 20 + '"}\n')
+    stream.flush()
+    note = "  note: " + "words " * 11 + "words\r\n  " + "words " * 3 + "net.nir --option\r\n"
+    wait_for(lambda: read().endswith((note + '{"reason": "' + "word " * 20 + '"}\r\n').encode()))
