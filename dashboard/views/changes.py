@@ -72,6 +72,7 @@ class _State(NamedTuple):
     counts: dict[Sort, int]
     blocks: list[_Block]
     names: dict[str, str]
+    broken: dict[tuple[str, str], str]  # why the promise of a shipped folder is broken, by board and case
     known: int
     left: int
 
@@ -106,10 +107,10 @@ def add(store: Store, changes: Changes) -> None:
                 shown = now.blocks[first : first + SHOWN]
                 judged = [(one.now_key, one.verdict) for block in shown for one in block]
                 ages = [age(time.time() - one.first_s) for block in shown for one in block]
-                if place.renew(judged, ages, now.names):
+                if place.renew(judged, ages, now.names, now.broken):
                     with place.column:
                         for block in shown:
-                            _block(block, now.names, asked[0], is_alone=len(now.blocks) == 1)
+                            _block(block, now, asked[0])
 
             async def searched() -> None:
                 asked[:] = [asked[0]._replace(q=search.value or "", page=1)]
@@ -154,7 +155,12 @@ def _read(store: Store, changes: Changes, asked: _Selection) -> _State:
         blocks[change.device_id, change.differences].append(change)
     wanted = [of for of in blocks.values() if not asked.verdict or any(sort(one) == asked.verdict for one in of)]
     counts = {name: len(alike) for name, alike in _by_verdict(matching).items()}
-    return _State(counts, wanted, names, len(found), left)
+    broken = {
+        (one.device_id, one.found.case_id): one.found.reason
+        for one in queries.deployed(store)
+        if one.found.is_broken and one.found.reason
+    }
+    return _State(counts, wanted, names, broken, len(found), left)
 
 
 def _by_verdict(changes: Sequence[Change]) -> dict[Sort, list[Change]]:
@@ -187,19 +193,19 @@ def _strip(counts: dict[Sort, int], asked: _Selection) -> None:
         chip(f"{shape} {number} {name}", asked.path(verdict=name), look, is_chosen=name == asked.verdict)
 
 
-def _block(block: _Block, names: dict[str, str], asked: _Selection, *, is_alone: bool) -> None:
+def _block(block: _Block, now: _State, asked: _Selection) -> None:
     """Show how a board's cases changed with an update, and how to find the cause; if alone, show its cases too."""
     first = block[0]
     with ui.element("section").classes("card"):
         with ui.element("h2"):
-            ui.link(board(names, first.device_id), f"/device/{quote(first.device_id)}").classes("link")
+            ui.link(board(now.names, first.device_id), f"/device/{quote(first.device_id)}").classes("link")
             for kind, alike in _by_verdict(block).items():
                 shape, look = SHAPES[kind]
                 words = extent(alike, len(block)) if kind in ("slower", "faster") else f"{len(alike)} {kind}"
                 ui.label(f"{shape} {words}").classes(f"figure {look}")
         cause(first._replace(first_s=min(one.first_s for one in block)))
-        if is_alone:
-            _table([one for one in block if asked.verdict in ("", sort(one))], asked.since)
+        if len(now.blocks) == 1:
+            _table([one for one in block if asked.verdict in ("", sort(one))], now.broken, asked.since)
         else:
             words = " ".join([first.device_id, *first.differences])
             ui.link(f"its {count(len(block), 'case')}", asked.path(q=words)).classes("link")
@@ -217,14 +223,14 @@ def cause(change: Change) -> None:
         ui.label(f"to find the cause: {change.separating}").classes("soft")
 
 
-def _table(shown: Sequence[Change], since: str) -> None:
+def _table(shown: Sequence[Change], broken: dict[tuple[str, str], str], since: str) -> None:
     with stacked("case", "change in time", "median before and now", "runs", ""):
         for change in shown[:SHOWN]:
-            _row(change, since)
+            _row(change, broken.get((change.device_id, change.case_id), ""), since)
     ui.label(more(len(shown) - SHOWN)).classes("soft")
 
 
-def _row(change: Change, since: str) -> None:
+def _row(change: Change, broken: str, since: str) -> None:
     before_ms, now_ms = change.pair.medians_ms
     keys = query({"a": change.before_key, "b": change.now_key, "since": since})
     with ui.element("tr"):
@@ -235,6 +241,8 @@ def _row(change: Change, since: str) -> None:
             words, look = verdict(change)
             ui.label(words).classes(f"figure {look}")
             ui.label(short(change.verdict.reason)).classes("soft")
+            if broken:
+                ui.link(short(f"shipped folder: {broken}"), "/shipped").classes("link soft")
         with ui.element("td"):
             ui.label(f"{figure(before_ms)} → {figure(now_ms, 'ms')}").classes("figure")
         with ui.element("td"):
