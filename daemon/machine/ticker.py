@@ -7,6 +7,7 @@ import os
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, TextIO
 
 TICK_S = 0.8
@@ -24,17 +25,21 @@ class Ticker:
     def __init__(self, descriptor: int) -> None:
         self._descriptor, self._lock = descriptor, threading.RLock()
         self._text, self._since_s, self._written_s = "", 0.0, time.monotonic()
+        self._ahead: Callable[[], str] = str
         self._is_at_start = self._is_drawn = True
         self._ticks, self._thread = threading.Event(), threading.Thread(target=self._run, daemon=True)
 
-    def show(self, text: str, *, ticks: bool = True) -> None:
-        """Draw this text from now on (none if empty): each second with the elapsed time, or once if not `ticks`."""
+    def show(self, text: str, *, ticks: bool = True, ahead: Callable[[], str] = str) -> None:
+        """Draw this text from now on (none if empty): each second with the elapsed time, or once if not `ticks`.
+
+        What `ahead` returns each time is drawn before it.
+        """
         with self._lock:
             if not self._thread.is_alive():
                 self._is_drawn = False
                 self._thread.start()
             self._since_s = self._since_s if text == self._text else time.monotonic()
-            self._text = text
+            self._text, self._ahead = text, ahead
             if not (text and ticks):
                 self._ticks.clear()
                 self._erase()
@@ -61,7 +66,8 @@ class Ticker:
     def _draw(self, clock: str = "") -> None:
         if not self._text or not self._is_at_start:
             return
-        lines = textwrap.wrap(self._text + clock, max(columns_of(self._descriptor) - 1, 1), break_on_hyphens=False)
+        text, columns = f"{self._ahead()}{self._text}{clock}", columns_of(self._descriptor)
+        lines = textwrap.wrap(text, max(columns - 1, 1), break_on_hyphens=False)
         back = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""
         self._is_drawn = self._write(("\n".join(lines) + f"{back}\r").encode())
 
@@ -93,9 +99,9 @@ def ticker_of(stream: TextIO | None) -> Ticker | None:
     return Ticker(stream.fileno()) if stream and can_draw else None
 
 
-def show(stream: TextIO, text: str, *, ticks: bool = True) -> bool:
+def show(stream: TextIO, text: str, *, ticks: bool = True, ahead: Callable[[], str] = str) -> bool:
     """Show the current activity below all other lines of this stream; return whether the terminal supports that."""
     ticker = getattr(getattr(getattr(stream, "buffer", None), "raw", None), "ticker", None)
     if ticker:
-        ticker.show(text, ticks=ticks)
+        ticker.show(text, ticks=ticks, ahead=ahead)
     return ticker is not None

@@ -53,7 +53,7 @@ PRESETS = {
     "thorough": Limits(processes=7, warm_up_cap_s=60.0, rule=STOP_RULES["thorough"], check_images=64),
 }
 DEFAULT_MODELS = tuple(name for name, model in catalog.MODELS.items() if model.is_planned)
-START_S = 15.0  # spawn, import, build and check of one process, measured on two cores
+START_S = 5.0  # spawn, import, build and check of one process of a small model, measured on two cores
 GPU_NODES = ("dev/nvidiactl", "dev/nvmap")  # device nodes of the desktop driver and of a Tegra
 NOT_ITS_DEVICE = 'the suite has device = "cuda", but this run is on the CPU (no visible NVIDIA GPU, or --device cpu)'
 OWN_REFERENCE = "the reference for an ONNX file is its own run in ONNX Runtime"

@@ -37,6 +37,7 @@ NO_INTERVAL = "timing.low_ms"  # a key of `missing`
 COLD_START: tuple[StageName, ...] = ("import", "build", "export", "load")  # the stages whose sum is its time
 SILENT_S = 2.0  # the clock may stop for this long without an explanation
 SAY_S = 10.0
+LATE = 1.25  # times as long as planned, beyond which that is said
 PLAIN_WIDTH = 180  # columns, if there is no terminal
 
 
@@ -50,7 +51,7 @@ class Screen(Sink):
         self._records: list[Record] = []
         self._total = self._place = 0
         self._ended: Counter[str] = Counter()  # number of ended processes by case
-        self._running: tuple[str, int] | None = None
+        self._running: tuple[Planned, int] | None = None
 
     def begin(self, plan: Sequence[Planned]) -> None:
         """Report roughly how long the run takes."""
@@ -61,31 +62,36 @@ class Screen(Sink):
         for text in _extent(plan):
             self._err.write(f"{text}\n")
 
-    def _left(self) -> str:
-        """Estimate how long the remaining processes take, at the pace of those that have ended."""
+    def _ahead(self) -> str:
+        """Return the place in the plan and how long the rest takes, at the pace of the processes that have ended."""
         done_s = sum(entry.seconds * self._share_ended(entry) for entry in self._plan)
         left_s = sum(entry.seconds * (1.0 - self._share_ended(entry)) for entry in self._plan[self._place :])
-        return duration(left_s * (self._spent_s / done_s if done_s else 1.0))
+        pace = self._spent_s / done_s if done_s else 1.0
+        running_s, place = time.monotonic() - self._began_s - self._spent_s, f"[{self._place + 1}/{self._total}]"
+        if self._running and running_s > pace * self._running[0].seconds / self._running[0].limits.processes:
+            return f"{place} longer than planned: "
+        late = ", longer than planned" if pace > LATE else ""
+        return f"{place} about {duration(left_s * pace - running_s)} left{late}: "
 
     def _share_ended(self, entry: Planned) -> float:
         return self._ended[entry.case.case_id] / entry.limits.processes
 
-    def _note(self, of_case: str, process: int) -> None:
+    def _note(self, planned: Planned, process: int) -> None:
         """Count the process before this one as ended."""
-        if self._running and self._running != (of_case, process):
-            self._ended[self._running[0]] += 1
+        if self._running and self._running != (planned, process):
+            self._ended[self._running[0].case.case_id] += 1
             self._spent_s = time.monotonic() - self._began_s
-        self._running = of_case, process
+        self._running = planned, process
 
     def stage(self, planned: Planned, process: int, stage: StageName, done: str = "") -> None:
         """Show the running case, its process and its stage."""
         case, place = planned.case, self._plan.index(planned)
-        self._note(case.case_id, process)
+        self._note(planned, process)
         self._place = max(self._place, self._starts[place])  # a search may skip cases
         process_of = f", process {process + 1} of {planned.limits.processes}" if planned.limits.processes > 1 else ""
         text = f"{_name(case)}{process_of}: {_stage(stage, done)}"
-        place_and_left = f"[{self._place + 1}/{self._total}] about {self._left()} left: {text}"
-        if not show(self._err, f"{place_and_left}{_silence(planned, stage)}", ticks=_ticks(case, stage)):
+        shown = f"{text}{_silence(planned, stage)}"
+        if not show(self._err, shown, ticks=_ticks(case, stage), ahead=self._ahead):
             self._lines.say(f"[{place + 1}/{self._total}] {text}", is_new=not done)
 
     def publish(self, record: Record, body: bytes) -> None:

@@ -173,16 +173,19 @@ def test_a_drop_beyond_the_limit_of_the_screen_is_named_below_its_line():
     assert "not eager: accuracy drop 30.00" in out.getvalue()
 
 
-def test_what_is_left_follows_the_pace_of_the_processes_that_ended():
+def test_what_is_left_counts_down_at_the_pace_of_the_processes_that_ended_or_is_said_to_be_late():
     two = plan.plan([Suite(models=["square"], variants=["eager", "amp"], processes=2)], LimitsConfig(), PLAN_ON)
     screen = Screen(io.StringIO(), io.StringIO(), as_json=False)
     screen.begin(two)
     screen.stage(two[0], 0, "import")
     planned_s = sum(entry.seconds for entry in two)
-    assert screen._left() == console.duration(planned_s)
-    screen._began_s -= 8 * planned_s / 4  # a process that took eight times as long
+    screen._began_s -= 3.0
+    assert screen._ahead() == f"[1/2] about {console.duration(planned_s - 3.0)} left: "
+    screen._began_s -= 8 * planned_s / 4  # a process that takes eight times as long
+    assert screen._ahead() == "[1/2] longer than planned: "
     screen.stage(two[1], 0, "import")
-    assert screen._left() == console.duration(8 * 3 * planned_s / 4)
+    left_s = 3 * (8 * planned_s / 4 + 3.0)
+    assert screen._ahead() == f"[1/2] about {console.duration(left_s)} left, longer than planned: "
 
 
 def test_a_timed_stage_says_how_long_the_clock_stands_still():
@@ -197,7 +200,7 @@ def test_the_plan_says_what_runs_what_cannot_and_how_long():
     out = io.StringIO()
     print_plan(out, PLAN, {"not today": ["tensorrt", "tensorrt-fp16"]})
     assert "square,eager,b1" in out.getvalue()
-    assert "1 case, about 22 s" in out.getvalue()
+    assert "1 case, about 12 s" in out.getvalue()
     assert "cannot run here: not today: tensorrt, tensorrt-fp16" in out.getvalue()
     assert "accuracy" not in out.getvalue()
     print_plan(out, [replace(PLAN[0], inputs=Inputs(accuracy="full"))], {})
