@@ -38,7 +38,10 @@ ConfigFile = Annotated[Path | None, typer.Option(help="A TOML file with the devi
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Files = Annotated[list[Path], typer.Argument(help="Result files or folders.")]
 Wait = Annotated[
-    bool | None, typer.Option("--wait/--no-wait", help="Wait until the machine is free (default: on a terminal).")
+    bool | None,
+    typer.Option(
+        "--wait/--no-wait", help="Wait until no other benchd measures; ask nothing (default on a terminal: wait, ask)."
+    ),
 ]
 QuietFor = Annotated[
     str | None, typer.Option(help="Begin once other processes have left the CPUs alone for this long.", metavar="30s")
@@ -84,10 +87,14 @@ def mqtt_config(url: str | None, ca_file: str | None, certificate_file: str | No
 
 
 def start(wait: bool | None, quiet_for: str | None = None) -> Start:
-    """Return what a session waits for, reporting on stderr; by default it waits and asks only on a terminal."""
+    """Return what a session waits for, reporting on stderr; by default it waits and asks only on a terminal.
+
+    It does not ask if `wait` is given.
+    """
     waiting = sys.stderr if wait or (wait is None and sys.stderr.isatty()) else None
     quiet_s = quantity("--quiet-for", quiet_for, {"s": 1, "min": 60}) if quiet_for else 0.0
-    return Start(waiting, quiet_s, sys.stderr, sys.stdin if _answers(sys.stdin) and sys.stderr.isatty() else None)
+    asks = wait is None and sys.stderr.isatty() and _answers(sys.stdin)
+    return Start(waiting, quiet_s, sys.stderr, sys.stdin if asks else None)
 
 
 def _answers(stdin: TextIO | None) -> bool:

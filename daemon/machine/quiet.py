@@ -15,7 +15,7 @@ FOREIGN_CPUS = 0.25  # CPUs used by other processes; even a part of a CPU slows 
 STEP_S, SAY_S = 1.0, 10.0
 LOOK_S = 0.2  # 20 ticks of CPU accounting
 ASKED_QUIET_S = 5.0  # for how long the CPUs must be quiet if the user chose to wait
-QUESTION = "w: wait until the CPUs are quiet, g: go on, s: stop"
+QUESTION = "w: wait until the CPUs are quiet, g: go on (without this question: --wait or --no-wait), s: stop"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def settle(start: Start, wake: socket.socket, is_over: Callable[[], bool]) -> No
     if (cpus := use.cpus()) <= FOREIGN_CPUS:
         return
     advice = "" if start.answers else " (--quiet-for 30s waits)"
-    start.out.write(f"BUSY MACHINE: other processes use {cpus:.2g} CPUs, so times may be far too long{advice}\n")
+    start.out.write(f"BUSY MACHINE: other processes use {cpu_count(cpus)}, so times may be far too long{advice}\n")
     start.out.flush()
     answer = _answer(start.answers, start.out, wake) if start.answers else "g"
     if answer == "s":
@@ -96,8 +96,13 @@ def wait_until_quiet(quiet_s: float, out: TextIO | None, is_over: Callable[[], b
             since_s = time.monotonic()
             if since_s - said_s >= SAY_S:
                 said_s = since_s
-                out.write(f"busy machine: other processes use {cpus:.2g} CPUs\n")
+                out.write(f"busy machine: other processes use {cpu_count(cpus)}\n")
                 out.flush()
+
+
+def cpu_count(cpus: float) -> str:
+    """Return a number of CPUs as text."""
+    return f"{cpus:.2g} CPU{'' if f'{cpus:.2g}' == '1' else 's'}"
 
 
 def _foreign_s() -> float:

@@ -6,6 +6,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from benchd.daemon.machine.quiet import cpu_count
 from benchd.daemon.profiling.comparison import mark
 from benchd.daemon.profiling.profile import (
     BenchmarkProfile,
@@ -118,7 +119,7 @@ def warning(profile: Profile) -> str | None:
     """Return a warning that applies to every figure of the profile, None if the machine was quiet."""
     if not profile.is_disturbed:
         return None
-    return f"busy machine: other processes used {profile.foreign_cpus:.2g} CPUs during the profile: {BUSY}"
+    return f"busy machine: other processes used {cpu_count(profile.foreign_cpus or 0.0)} during the profile: {BUSY}"
 
 
 def _times(ratio: float, of_times: int) -> str:

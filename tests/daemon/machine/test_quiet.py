@@ -11,6 +11,7 @@ import time
 import pytest
 from waiting import WAIT_S
 
+from benchd.daemon.commands import arguments
 from benchd.daemon.machine import quiet
 
 SPIN = "import sys; print(flush=True)\nwhile True: pass"
@@ -72,7 +73,15 @@ def terminal():
 def test_where_nobody_answers_a_busy_machine_is_said_with_its_remedy(monkeypatch, wake):
     said = begun(monkeypatch, wake)
     assert said == "BUSY MACHINE: other processes use 1.5 CPUs, so times may be far too long (--quiet-for 30s waits)\n"
+    assert "use 1 CPU, so" in begun(monkeypatch, wake, cpus=1.0)
     assert begun(monkeypatch, wake, cpus=0.1) == ""
+
+
+@pytest.mark.parametrize(("given", "asks"), [(None, True), (True, False), (False, False)])
+def test_nothing_is_asked_where_the_wait_was_given(monkeypatch, terminal, given, asks):
+    monkeypatch.setattr(arguments.sys, "stdin", terminal[1])
+    monkeypatch.setattr(arguments.sys, "stderr", terminal[1])
+    assert bool(arguments.start(given).answers) is asks
 
 
 @pytest.mark.parametrize(("typed", "last"), [("g\n", quiet.QUESTION), ("no\nwait\n", "waiting until")])
