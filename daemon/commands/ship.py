@@ -108,7 +108,7 @@ def ship(
     candidates = _candidates(suite, settings.limits, machine, own)
     plan.refuse_absent_images(candidates, asked.max_accuracy_drop)
     folder = made_output(out.with_name(f"{out.name}.race"))  # contains the race until `out` is complete
-    with Session(settings, machine, folder, [SlowStages(sys.stderr)], start=start) as session:
+    with Session(settings, machine, folder, [SlowStages(sys.stderr, counts=True)], start=start) as session:
         raise typer.Exit(_ship(session, candidates, asked, minutes, out, page=page, json=json))
 
 
@@ -191,11 +191,12 @@ def _told(shipped: Manifest, result: RaceResult, out: Path, measured_s: float) -
     least = f"{100 * (shipped.asked.get('min_effect') or 0.0):.2g} %"
     tied = f" (equally fast within {least}: {', '.join(others)}; it is the simplest)" if others else ""
     doubtful = f" (doubtful: {doubts.words(result.flags)})" if result.flags else ""
+    files = len(shipped.resources) + 2  # the manifest and its digest
     lines = [
         f"{shipped.name} b{case.batch_size}: ship: {result.winner}  {promised.latency_ms:.4g}{interval} ms"
         f"{tied}{doubtful}",
         f"    {shipped.against}{doubtful}",
-        f"    {out}: {len(shipped.resources) + 1} files, {sum(one.bytes for one in shipped.resources) / 1e6:.1f} MB, "
+        f"    {out}: {files} files, {sum(one.bytes for one in shipped.resources) / 1e6:.1f} MB, "
         f"after {measured_s:.0f} s of measuring; `benchd verify {out}` tests it",
     ]
     return "\n".join(lines)

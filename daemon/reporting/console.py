@@ -35,7 +35,7 @@ from benchd.models.catalog import LIBRARIES, MODELS, Model
 
 NO_INTERVAL = "timing.low_ms"  # a key of `missing`
 COLD_START: tuple[StageName, ...] = ("import", "build", "export", "load")  # the stages whose sum is its time
-SILENT_S = 2.0  # the clock may stop for this long without an explanation
+SILENT_S = 2.0  # a clock that stops for this long needs an explanation
 SAY_S = 10.0
 LATE = 1.25  # times as long as planned, beyond which that is said
 PLAIN_WIDTH = 180  # columns, if there is no terminal
@@ -137,14 +137,19 @@ class _Lines:
 
 
 class SlowStages(Sink):
-    """Shows a line with a clock on a terminal, else a line for each early stage that may take minutes."""
+    """Shows a line with a clock on a terminal, else a line for each early stage that may take minutes.
 
-    def __init__(self, err: TextIO) -> None:
-        self._err, self._lines = err, _Lines(err)
+    With `counts`, the terminal also shows how many processes of the case run at most.
+    """
+
+    def __init__(self, err: TextIO, *, counts: bool = False) -> None:
+        self._err, self._lines, self._counts = err, _Lines(err), counts
 
     def stage(self, planned: Planned, process: int, stage: StageName, done: str = "") -> None:
         """Show the stage; without a terminal, only an export or check in the first process."""
-        text = f"{_name(planned.case)}: {_stage(stage, done)}"
+        most = planned.limits.processes
+        process_of = f", process {process + 1} of at most {most}" if self._counts and most > 1 else ""
+        text = f"{_name(planned.case)}{process_of}: {_stage(stage, done)}"
         if show(self._err, f"{text}{_silence(planned, stage)}", ticks=_ticks(planned.case, stage)):
             return
         if process == 0 and (stage == "check" or (stage == "export" and planned.case.variant.backend in FILE_BACKENDS)):
@@ -172,7 +177,7 @@ def _silence(planned: Planned, stage: StageName) -> str:
     if planned.case.scenario == "cold_start":
         return "; this timer pauses until its first answer"
     cap_s = planned.limits.rule.cap_s
-    return f"; this timer pauses for about {duration(cap_s)}" if cap_s > SILENT_S else ""
+    return f"; this timer pauses for about {duration(cap_s)}" if cap_s >= SILENT_S else ""
 
 
 def console_on(file: TextIO) -> Console:

@@ -59,7 +59,7 @@ def _shipped(race: Race, result: RaceResult, supervisor: Supervisor, asked: Aske
     packed = _packed(race, winner.planned, supervisor, made)
     first = winner.raced[0]  # the first process checked all images
     record = msgspec.structs.replace(race.record(winner, winner.confirmed), check=first.check, accuracy=first.accuracy)
-    shipped = _manifest(winner, packed, record, result, asked)
+    shipped = _manifest(winner, packed, record, _against(result, len(race.candidates)), asked)
     (made / LOAD).write_text(load_text.page(shipped))
     show(sys.stderr, "run its LOAD.md")
     _run_load(shipped, made)
@@ -85,7 +85,7 @@ def _packed(race: Race, planned: Planned, supervisor: Supervisor, made: Path) ->
     return outcome.packed
 
 
-def _manifest(winner: Candidate, packed: Packed, record: Record, result: RaceResult, asked: Asked) -> Manifest:
+def _manifest(winner: Candidate, packed: Packed, record: Record, against: str, asked: Asked) -> Manifest:
     """Return the manifest without its resources; `record` contains the processes that confirmed the winner."""
     facts, environment = record.model, record.environment
     if facts is None or record.timing is None:
@@ -108,7 +108,7 @@ def _manifest(winner: Candidate, packed: Packed, record: Record, result: RaceRes
         golden=packed.golden,
         asked=msgspec.structs.asdict(asked),
         promised=manifest.promised(record),
-        against=_against(result),
+        against=against,
         device=device_class(environment),
         device_id=record.device_id,
         environment=environment,
@@ -132,9 +132,11 @@ def _read(own: Sequence[InputSpec], packed: Packed) -> list[InputSpec]:
     ]
 
 
-def _against(result: RaceResult) -> str:
-    """Describe how the runner-up compares with the winner."""
+def _against(result: RaceResult, candidates: int) -> str:
+    """Describe how the runner-up, if any, compares with the winner."""
     verdict = result.verdict
+    if candidates == 1:
+        return "no other variant was tried"
     if verdict is None or verdict.effect is None or verdict.interval is None:
         return f"{result.runner_up} was not compared" if result.runner_up else "no other variant could be shipped"
     low, high = 1.0 + verdict.interval.low, 1.0 + verdict.interval.high

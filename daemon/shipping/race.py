@@ -439,7 +439,8 @@ class Race:
         times_ms = per_inference_ms(one.confirmed, one.planned)
         if not racing.promises_nothing(times_ms):
             return None
-        flags = doubts.of(self.record(one, one.confirmed))
+        record = self.record(one, one.confirmed)
+        flags = [flag for flag in doubts.of(record) if flag not in doubts.BUSY]  # `run` adds those
         doubtful = f" ({doubts.words(flags)})" if flags else ""
         return (
             f"{one.name} took {min(times_ms):.4g} to {max(times_ms):.4g} ms in {len(times_ms)} fresh processes"
@@ -475,12 +476,15 @@ def _turn(one: Candidate, phase: Phase, *, in_blocks: bool) -> Turn:
     if number:
         limits = msgspec.structs.replace(limits, check_images=min(LATER_IMAGES, limits.check_images))
     limits = msgspec.structs.replace(limits, rule=interleaved_rule(limits.rule.cap_s)) if in_blocks else limits
+    if phase == "confirm":
+        raced = number - len(one.confirmed)
+        limits = msgspec.structs.replace(limits, processes=raced + racing.PROMISED_AT_MOST)
     accuracy = None if number else one.planned.inputs.accuracy
     name, recipe = (
         f"{one.planned.case.case_id}.{phase}.{number}",
         protocol.Race(repeats=number == 0, layers=phase == "confirm"),
     )
-    return Turn(replace(one.planned, limits=limits), name, min(number, 1), recipe, accuracy=accuracy)
+    return Turn(replace(one.planned, limits=limits), name, number, recipe, accuracy=accuracy)
 
 
 def _names(plan: Sequence[Planned]) -> list[str]:

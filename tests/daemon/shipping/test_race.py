@@ -47,6 +47,7 @@ class Script(Supervisor):
     flags: list[str] = field(default_factory=list)
     ran: list[str] = field(default_factory=list)
     interleaved: list[str] = field(default_factory=list)
+    announced: list[tuple[int, int]] = field(default_factory=list)
 
     def can_interleave(self, entries):
         return True
@@ -58,6 +59,7 @@ class Script(Supervisor):
     def process(self, turn):
         variant = turn.planned.case.variant.label
         self.ran.append(variant)
+        self.announced.append((turn.index, turn.planned.limits.processes))
         if len(self.ran) > self.interrupt_after:
             self.session.interrupted = True
             return Outcome(process=ProcessResult(status="aborted"))
@@ -213,13 +215,14 @@ def test_a_winner_whose_promise_may_break_a_limit_does_not_ship(later_ms, tmp_pa
 def test_a_winner_whose_interval_is_wider_than_its_time_does_not_ship(tmp_path):
     """Not even behind as many processes as may confirm; the next start measures all of them again."""
     times_ms = {"eager": [4.0] + [2.0, 8.0] * 9}
-    racing, script = course(tmp_path, times_ms)
+    racing, script = course(tmp_path, times_ms, flags=["busy_machine"])
     found = racing.run()
     assert (found.winner, len(script.ran)) == (None, 1 + PROMISED_AT_MOST)
+    assert script.announced == [(0, 1), *((number, 1 + PROMISED_AT_MOST) for number in range(1, 19))]
     assert re.fullmatch(
         r"eager took [12]\.\d+ to [78]\.\d+ ms in 18 fresh processes \(jumps between two speeds\), and an "
         r"interval wider than the time itself is no promise: stop other programs, or give fewer --threads; the same "
-        r"command starts over",
+        r"command starts over \(busy machine\)",
         found.reason,
     )
     assert not course(tmp_path, times_ms)[0].named("eager").raced
