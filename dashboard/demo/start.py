@@ -110,10 +110,10 @@ class _ThisMachine:
 
     def __init__(self, folder: Path, err: TextIO) -> None:
         self._journal, self._log, self._err = folder / DEVICE / JOURNAL, folder / "bench-once.log", err
-        self._messages, self._place, self._is_known = Messages(DEVICE, "demo"), 0, False
+        self._messages, self._place, self._is_known, self._waits = Messages(DEVICE, "demo"), 0, False, False
         config = folder / "benchd.toml"
         config.write_text(CONFIG)
-        given = (*MEASURED, "--config", str(config), "--output", str(self._journal.parent))
+        given = (*MEASURED, "--wait", "--config", str(config), "--output", str(self._journal.parent))
         with self._log.open("wb") as log:
             self._child: subprocess.Popen[bytes] | None = subprocess.Popen(
                 interpreter.of_code(BENCH_ONCE, *given),
@@ -133,7 +133,7 @@ class _ThisMachine:
                     yield from self._result(line[:-1])
         if self._is_known:
             yield self._messages.status("online")
-        self._tell_failure()
+        self._tell_delay()
 
     def _result(self, line: bytes) -> Iterator[Arrived]:
         record = records.decode(line)
@@ -142,13 +142,18 @@ class _ThisMachine:
             yield from self._messages.introduced("This machine", record.environment)
         yield self._messages.result(line, record.run_id)
 
-    def _tell_failure(self) -> None:
-        """Report once why this machine is not measured, for example because torch is missing."""
-        if self._child and self._child.poll() is not None:
-            if not self._is_known:
-                last = self._log.read_text(errors="replace").splitlines()[-1:]
-                _say(self._err, f"this machine is not measured: {''.join(last)}")
-            self._child = None
+    def _tell_delay(self) -> None:
+        """Report once what the measurement waits for, or why there is none, for example because torch is missing."""
+        if self._child is None:
+            return
+        has_ended = self._child.poll() is not None
+        last = "".join(self._log.read_text(errors="replace").splitlines()[-1:])
+        if has_ended and not self._is_known:
+            _say(self._err, f"this machine is not measured: {last}")
+        elif last.startswith("waiting: ") and not self._waits:
+            _say(self._err, last)
+            self._waits = True
+        self._child = None if has_ended else self._child
 
     def close(self) -> None:
         """End the child and everything that it has started."""

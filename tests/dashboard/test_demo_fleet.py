@@ -1,5 +1,6 @@
 """The records of the demo's simulated boards: what they say agrees, and the pages draw the story from them."""
 
+import io
 import random
 import time
 from contextlib import closing
@@ -8,9 +9,11 @@ from itertools import islice
 import pytest
 from asyncapi import Document
 from messages_made import add, result
+from waiting import wait_for
 
 from benchd.dashboard.answers import Answers
 from benchd.dashboard.changes import Changes
+from benchd.dashboard.demo import start
 from benchd.dashboard.demo.devices import UPDATE_TICK, SimulatedBoard, measured
 from benchd.dashboard.demo.fleet import CASES, DEVICES, SIMULATED, past
 from benchd.dashboard.store import Store
@@ -68,3 +71,13 @@ def test_boards_say_what_the_documented_topics_allow():
 def published(board):
     """Return some of the past, and the first minute."""
     return [*islice(board.past(), 20), *(message for tick in range(TICKS) for message in board.tick(tick))]
+
+
+def test_a_machine_that_is_being_measured_is_waited_for_and_that_is_said_once(tmp_path, monkeypatch):
+    waits = "import signal, sys; '--wait' in sys.argv and print('waiting: for another', flush=True); signal.pause()"
+    monkeypatch.setattr(start, "BENCH_ONCE", waits)
+    err = io.StringIO()
+    with closing(start._ThisMachine(tmp_path, err)) as here:
+        wait_for(lambda: [*here.messages()] or err.getvalue())
+        assert [*here.messages()] == []
+    assert err.getvalue() == "benchd demo: waiting: for another\n"
