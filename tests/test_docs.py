@@ -16,6 +16,7 @@ from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import PRESETS, Machine
 from benchd.daemon.records import Record, all_variants
+from benchd.daemon.verdicts.doubts import PLAIN
 from benchd.daemon.verdicts.effects import FEWEST_PROCESSES
 from benchd.exporters import tegra
 from benchd.models.catalog import MODELS
@@ -42,6 +43,11 @@ def test_every_field_of_a_record_is_described():
     text = document("records.md")
     names = {field.encode_name for kind in structs(Record) for field in msgspec.structs.fields(kind)}
     assert [name for name in sorted(names) if f"`{name}`" not in text] == []
+
+
+def test_every_doubt_that_is_printed_is_explained():
+    text = document("records.md")
+    assert [words for words in PLAIN.values() if f"({words})" not in text] == []
 
 
 def commands():
