@@ -8,6 +8,7 @@ from typing import get_args
 import click
 import msgspec
 import pytest
+import typer
 from typer.core import TyperGroup
 
 from benchd.daemon import cli, config
@@ -72,6 +73,12 @@ def test_the_help_of_no_command_has_a_group_of_more_than_twelve_and_no_group_nam
         sizes = {group: len(re.findall(r"^  -", text, re.MULTILINE)) for group, text in pairwise(groups)}
         assert max(sizes.values(), default=0) <= MOST_TOGETHER, (line, sizes)
     assert set(" ".join(GROUPS.values()).split()) - known == set()
+
+
+def test_no_summary_in_the_help_is_cut_and_no_usage_nests_brackets_before_dots():
+    group = typer.main.get_command(cli._benchd)
+    printed = [group.get_help(click.Context(group)), *(one.get_usage(click.Context(one)) for _, one in commands())]
+    assert [text for text in printed if re.search(r"\w\.\.\.|\]\]\.\.\.", text)] == []
 
 
 def test_the_help_of_no_command_shows_a_type_of_python():

@@ -39,6 +39,10 @@ class StrictCommand(TyperCommand):
                 with formatter.section(group):
                     formatter.write_dl(of_group)
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the usage line's parts; a placeholder that already shows how many values there are stays as it is."""
+        return [piece.replace("]]...", "]]") for piece in super().collect_usage_pieces(ctx)]
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse as usual; raise UsageError with the name of an empty option or argument."""
         given, _, _ = self.make_parser(ctx).parse_args(args=list(args))

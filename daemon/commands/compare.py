@@ -35,7 +35,11 @@ app = application()
 def compare(
     given: dict[str, Any],
     sides: Annotated[
-        list[str] | None, typer.Argument(help="Two result files or folders; with --live, one or two cases.")
+        list[str] | None,
+        typer.Argument(
+            help="Two result files or folders; with --live, one or two cases such as vim_tiny,eager,b1.",
+            metavar="A [B]",
+        ),
     ] = None,
     live: Annotated[bool, typer.Option("--live", help="Measure both alternately, in fresh processes.")] = False,
     aa: Annotated[bool, typer.Option("--aa", help="Measure one case against itself: the noise floor.")] = False,

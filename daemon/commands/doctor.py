@@ -14,6 +14,7 @@ from benchd.daemon.commands import application
 from benchd.daemon.commands.arguments import AsJson, names
 from benchd.daemon.errors import NotAvailable, UsageError, unknown
 from benchd.daemon.machine import sandbox
+from benchd.daemon.machine.quiet import FOREIGN_CPUS, ForeignUse, cpu_count
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.capabilities import Capability, examine, service
 from benchd.daemon.records import Variant, usable_variants
@@ -45,6 +46,7 @@ def run(out: TextIO, root: Path, as_json: bool, need: Sequence[str] = ()) -> int
 
     The samplers read files under `root`. Raises UsageError if a name in `need` is not one of the checks.
     """
+    use = ForeignUse()
     findings = _print(examine(root), out, as_json)
     usable = {finding.name: finding.usable for finding in findings}
     for name in need:
@@ -52,6 +54,9 @@ def run(out: TextIO, root: Path, as_json: bool, need: Sequence[str] = ()) -> int
             raise unknown("source or runtime", name, usable)
     if not as_json:
         out.write(_summary(usable, out))
+        if (cpus := use.cpus()) > FOREIGN_CPUS:
+            line = f"busy machine: other processes use {cpu_count(cpus)}: times measured now may be far too long"
+            out.write(_wrapped(line, 2, out))
     return 0 if all(usable[name] for name in ("torch", *need)) else 7
 
 

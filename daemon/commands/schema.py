@@ -35,7 +35,7 @@ app = application()
 def schema(
     what: Annotated[str, typer.Argument(help=f"{', '.join(SCHEMAS)}.", metavar="NAME")] = "record",
 ) -> None:
-    """Print the JSON Schema of a record, a shipped manifest.json, or what a command prints with --json."""
+    """Print the JSON Schema of a record, a manifest or a command's --json output."""
     if what not in SCHEMAS:
         raise unknown("schema", what, SCHEMAS)
     printed = records.json_schema(SCHEMAS[what])

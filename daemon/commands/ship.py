@@ -49,7 +49,10 @@ app = application()
 def ship(
     given: dict[str, Any],
     model: Annotated[
-        str | None, typer.Argument(help="A model from `benchd list`, or torchvision:NAME.", autocompletion=models)
+        str | None,
+        typer.Argument(
+            help="A model from `benchd list`, or torchvision:NAME, timm:NAME or hf:ORG/NAME.", autocompletion=models
+        ),
     ] = None,
     max_latency: arguments.MaxLatency = None,
     max_energy: Annotated[str | None, typer.Option(help="Maximum energy per inference.", metavar="50mJ")] = None,

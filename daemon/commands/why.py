@@ -46,7 +46,10 @@ def why(
     given: dict[str, Any],
     sides: Annotated[
         list[str] | None,
-        typer.Argument(help="One or two cases, a folder from benchd ship, or two result files.", metavar="[A] [B]"),
+        typer.Argument(
+            help="One or two cases such as vim_tiny,eager,b1, a folder from benchd ship, or two result files.",
+            metavar="A [B]",
+        ),
     ] = None,
     python: Annotated[
         list[Path] | None, typer.Option(help="The Python interpreter for each side.", metavar="BIN/python")

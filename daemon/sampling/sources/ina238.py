@@ -35,7 +35,7 @@ class Ina238:
         """Find the monitor's file, whose hwmon number varies between boots; raise OSError unless exactly one exists."""
         files = [file for chip in i2c_chips(self._root, "ina238") for file in chip.glob("hwmon/hwmon*/power1_input")]
         if len(files) != 1:
-            raise OSError(f"found {len(files)} INA238 in {self._root / 'sys/bus/i2c/devices'}: a Jetson Thor has one")
+            raise OSError(f"found {len(files)} INA238 in {self._root / 'sys/bus/i2c/devices'}, not one")
         interval_ms = number(files[0].with_name("update_interval"))
         self._period_s = interval_ms / 1e3 if interval_ms else PERIOD_S
         self._microwatts = KernelFile(files[0])

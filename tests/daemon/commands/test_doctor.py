@@ -43,7 +43,8 @@ def torch_of(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def machine(tmp_path):
+def machine(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor.ForeignUse, "cpus", lambda _: 0.0)
     root = desktop(tmp_path / "root")
     write(root, {"proc/stat": "cpu  1 2 3 4 5 6 7 8 0 0\n"})
     return root
@@ -69,6 +70,15 @@ def test_every_sampler_runtime_and_program_has_a_line(machine, torch_of):
     assert can.startswith("can measure: eager, ")
     assert cannot.startswith("cannot: cudagraph, ")
     assert cannot.endswith("; energy, because none of ina3221, ina238, nvml, rapl, jtop is usable")
+
+
+def test_a_busy_machine_is_said_last(machine, torch_of, monkeypatch):
+    torch_of()
+    monkeypatch.setattr(doctor.ForeignUse, "cpus", lambda _: 1.0)
+    out = io.StringIO()
+    doctor.run(out, machine, as_json=False)
+    said = "busy machine: other processes use 1 CPU: times measured now may be far too long"
+    assert out.getvalue().splitlines()[-1] == said
 
 
 def test_json_says_the_same(machine, torch_of):
