@@ -251,7 +251,8 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
     leads = {name: lead(named[best], named[name], objective) for name in others}
     tied = [best, *(name for name in others if not _is_behind(figures[name], figures[best], leads[name], objective))]
     winner = best if len(tied) == 1 else None
-    is_confirmed = not elsewhere and all(leads.values())
+    has_enough = len(_process_figures(named[best], objective)) >= FEWEST_PROCESSES
+    is_confirmed = not elsewhere and has_enough and all(leads.values())
     first = leads[others[0]] if others else None
     return Decision(
         subject=subject,
@@ -555,14 +556,17 @@ def line(decision: Decision) -> str:
     if decision.fastest:
         figures = [*_figures(decision.candidates[decision.fastest]), *_beside(decision)]
         best = "least energy" if decision.objective == "energy" else "fastest"
-        confirming = f"--processes {max(5, 2 * _fewest(decision) + 1)} confirms it"
-        verdict = f"{best} here ({of_processes(decision)}): {decision.fastest}; {confirming}"
+        verdict = f"{best} here ({of_processes(decision)}): {decision.fastest}; {_more(decision)} confirms it"
         return f"{decision.subject}: {verdict} ({', '.join(figures)})"
     if not decision.tied:
         return f"{decision.subject}: nothing to ship{_because(decision.mixed or '')}"
+    beside = [of_processes(decision), *_flagged(decision, decision.tied)]
+    sides = [figure(decision.candidates[name], decision.objective) for name in decision.tied[:2]]
+    if not all(math.isfinite(side.high) for side in sides):
+        ratio = _ratio(decision, decision.tied[1])
+        return f"{decision.subject}: inconclusive: {ratio} ({'; '.join(beside)}); {_more(decision)} decides"
     *others, last = decision.tied
     first = min(decision.tied, key=lambda name: _order(decision.candidates[name]))
-    beside = [of_processes(decision), *_flagged(decision, decision.tied)]
     return (
         f"{decision.subject}: inconclusive: {', '.join(others)} and {last} cannot be told apart here: "
         f"{_noise(decision)} ({'; '.join(beside)}); {first} is the simplest"
@@ -580,8 +584,12 @@ def _noise(decision: Decision) -> str:
         difference = sides[1].point / sides[0].point - 1.0
         noise = sum(side.high - side.low for side in sides) / 2.0 / sides[0].point
     who = "they" if len(decision.tied) == 2 else "the first two"
-    size = f"±{_percent(noise)}" if math.isfinite(noise) else "unknown, without an interval"
-    return f"{who} differ by {_percent(difference)}; the noise is {size}"
+    return f"{who} differ by {_percent(difference)}; the noise is ±{_percent(noise)}"
+
+
+def _more(decision: Decision) -> str:
+    """Return the option that gives the decision enough processes."""
+    return f"--processes {max(5, 2 * _fewest(decision) + 1)}"
 
 
 def _percent(share: float) -> str:

@@ -95,7 +95,7 @@ def test_intervals_that_overlap_are_too_close_to_call():
     )
 
 
-def test_one_process_names_the_fastest_here_and_ships_nothing_beside_others():
+def test_one_process_names_the_fastest_here_and_ships_nothing():
     decision = only([candidate("custom", 4.1, count=1), candidate("eager", 8.2)])
     assert (decision.ship, decision.fastest, decision.ratio_interval) == (None, "custom", None)
     assert line(decision) == (
@@ -103,7 +103,8 @@ def test_one_process_names_the_fastest_here_and_ships_nothing_beside_others():
         "(4.1 ms, energy not measured, check ok, eager takes 2x as long, no interval)"
     )
     alone = only([candidate("custom", 4.1, count=1)])
-    assert (alone.ship, alone.fastest) == ("custom", None)
+    assert (alone.ship, alone.fastest) == (None, "custom")
+    assert only([candidate("custom", 4.1, count=1)], max_latency_ms=50.0).ship is None
     close = line(only([candidate("custom", 4.1, count=1), candidate("eager", 4.15)]))
     assert re.search(r"they differ by 1\.2 %; the noise is ±\S+ % \(one process\); eager is the simplest$", close)
     frugal = [candidate("custom", 4.1, count=2, energy=NOTHING_MUCH), candidate("eager", 4.0, energy=ENERGY)]
@@ -129,7 +130,9 @@ def test_flags_that_put_a_time_in_doubt_and_other_runs_are_named():
 def test_a_figure_without_an_interval_cannot_be_told_apart():
     unsure = candidate("fp16", 9.0, count=1, timing=timing(9.0, low_ms=None, high_ms=None))
     assert only([unsure, candidate("eager", 1.0)]).tied == ["eager", "eager-fp16"]
-    assert only([unsure]).ship == "eager-fp16"
+    assert only([unsure]).fastest == "eager-fp16"
+    words = "eager-fp16 takes 9x as long, no interval (one process); --processes 5 decides"
+    assert line(only([unsure, candidate("eager", 1.0, count=1)])) == f"vim_tiny b1: inconclusive: {words}"
     reason = only([unsure], max_latency_ms=10.0).excluded["eager-fp16"]
     assert reason == "has no interval to compare with 10 ms: measure longer, for example with --preset standard"
 
