@@ -328,7 +328,9 @@ def _audit_notes(measured: Sequence[Record]) -> list[str]:
     cached = [record.case_id for record in measured if "repeated_input_faster" in record.flags]
     notes = [f"audit: {name} is faster on inputs that it has seen before: it caches answers" for name in cached]
     if any("probes_moved" in record.flags for record in measured):
-        notes.append("x of floor: probed peak rates changed by more than 3 % during this run (clocks or load)")
+        notes.append(
+            "peak rates: they changed by more than 3 % during this run (clocks or load), and x of floor with them"
+        )
     return notes
 
 

@@ -7,6 +7,7 @@ import msgspec
 
 from benchd.daemon.records import Floor, Record
 from benchd.daemon.reporting.results_table import figure
+from benchd.daemon.verdicts import doubts
 from benchd.daemon.verdicts.compare import command
 from benchd.daemon.verdicts.rows import row
 
@@ -20,7 +21,9 @@ def lines(record: Record, where: str = "") -> Iterator[str]:
     """
     environment = msgspec.structs.asdict(record.environment)
     groups = {name: value for name, value in environment.items() if isinstance(value, dict)}
-    yield f"{record.case_id}: {record.status}{f', {record.reason}' if record.reason else ''}"
+    doubt = doubts.words(doubts.of(record))
+    more = [f", {record.reason}" if record.reason else "", f" (doubtful: {doubt})" if record.timing and doubt else ""]
+    yield "".join([f"{record.case_id}: {record.status}", *more])
     yield from _section("", {name: value for name, value in row(record).items() if name not in ("status", "reason")})
     if record.floor and record.timing:
         yield from _section("roofline", _roofline(record.floor, record.timing.median_ms))

@@ -86,7 +86,7 @@ def test_what_disturbed_and_what_the_audits_found_stand_below_the_table():
     out, _ = shown(made(processes=[process], flags=["probes_moved", "repeated_input_faster"]))
     assert "1 of 3 blocks of runs disturbed by CPU taken by other virtual machines: 4.5 ms excluding them, 5 ms" in out
     assert "audit: vim_tiny,eager,b1 is faster on inputs that it has seen before" in out
-    assert "probed peak rates changed by more than 3 % during this run" in out
+    assert "peak rates: they changed by more than 3 % during this run" in out
     plain, _ = shown(made())
     assert not any(word in plain for word in ("blocks disturbed", "audit:", "rates changed"))
 

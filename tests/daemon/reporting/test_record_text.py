@@ -23,3 +23,8 @@ def test_the_roofline_shows_how_much_of_each_probed_rate_a_run_uses():
         "  bytes                   ██░░░░░░░░░░░░░░░░░░ 10 %, 5 of 50 GB/s\n"
     ) in text
     assert max(map(len, text.partition("measure it again")[0].splitlines())) <= WIDTH
+
+
+def test_the_headline_says_what_puts_the_time_in_doubt():
+    record = made(flags=["two_levels", "busy_machine"], timing=timing(4.0))
+    assert next(lines(record)) == f"{record.case_id}: ok (doubtful: busy machine, jumps between two speeds)"
