@@ -27,7 +27,7 @@ def sha256(*places: str) -> str:
 
 
 def versions(*distributions: str) -> dict[str, str]:
-    """Return the versions of those of these distributions that are installed, as of the first call."""
+    """Return the version of each of these distributions that is installed, as of the first call."""
     return {name: version for name in distributions if (version := _version(name))}
 
 

@@ -21,7 +21,7 @@ app = application()
 
 @app.command(epilog="Example: benchd recommend bench-out --max-latency 33ms --objective energy")
 @options.of_suite(
-    Chosen("rates_hz", "Requests per second that it must answer (with --deadline).", single=True),
+    Chosen("rates_hz", "Requests per second that the variant must answer (with --deadline).", single=True),
     Chosen("streams", "Streams that answer them (default 1).", single=True),
     *("deadline_ms", "percentile"),
 )

@@ -113,7 +113,7 @@ class GpuUse(Struct, frozen=True, kw_only=True):
 class Synchronization(Struct, frozen=True, kw_only=True):
     """Calls in which the host waits for the device; `idle_after_ns` is how long the device then waits for a launch.
 
-    At most the call's own duration of that wait is counted. `operator` is the outermost operator around the call, such
+    That wait counts only up to the call's own duration. `operator` is the outermost operator around the call, such
     as aten::item; `launches_after` counts launches that could have been issued earlier.
     """
 

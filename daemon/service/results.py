@@ -23,7 +23,7 @@ DIED = "the service died while this case ran"
 
 
 class ResultSink(Sink):
-    """The session's sink: holds the link while a case is timed, and receives its record."""
+    """The session's sink: holds the link back while a case is timed, and receives its record."""
 
     def __init__(self, state: State) -> None:
         self._state = state

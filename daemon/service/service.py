@@ -29,7 +29,7 @@ from benchd.daemon.service import (
 from benchd.daemon.service.state import State
 
 TICK_S = 1.0
-GOODBYE_S = 2.0  # together with a worker and a sampler that end slowly, less than 5 s
+GOODBYE_S = 2.0  # a worker and a sampler that are slow to end come on top; all of it must stay below 5 s
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

@@ -149,7 +149,7 @@ class Bridging:
 
 
 def _switches(case: Case, theirs: Foreign) -> Iterator[tuple[str, str]]:
-    """Yield the differences in the other tool's protocol, as far as its file says, and our equivalents."""
+    """Yield each way in which the other tool's protocol differs from ours, as far as its file shows, and our switch."""
     if theirs.same_input:
         yield "one input, which stays in the caches", ONE_INPUT
     if theirs.precision and theirs.precision != case.variant.precision:

@@ -124,7 +124,7 @@ class _Suites:
         suites, self._rows = device.info.suites, list[tuple[SuiteInfo, ui.button, ui.label]]()
         heading("Suites")
         if not suites:
-            notice("This device has published no suites. Its configuration lists them under [[suite]].")
+            notice("This device has published no suites. Add them as [[suite]] in its configuration.")
         for suite in suites[:SHOWN]:
             with ui.row().style("align-items: center; gap: .75rem"):
                 button = ui.button("Run", on_click=partial(self._run, suite)).props("no-caps")

@@ -134,11 +134,11 @@ def _reason(error: Exception) -> str:
     """Return the problem and its remedy; jtop's own advice differs between versions."""
     cause = error.__context__
     if isinstance(error, ModuleNotFoundError) and error.name == "jtop":
-        install = f"sudo {sys.executable} -m pip install jetson-stats"
+        remedy = f"sudo {sys.executable} -m pip install jetson-stats, or"
         # for example on JetPack 7 (jetson_stats 880)
         if Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED").exists():
-            install = "pip cannot write there, and its scripts/upgrade-jtop.sh creates its own environment"
-        return f"jetson-stats is not installed for this Python: {install}; or give the one that has it as jtop=PYTHON"
+            remedy = "pip may not install here, and jetson-stats' upgrade-jtop.sh uses its own environment:"
+        return f"jetson-stats is not installed for this Python: {remedy} name the Python that has it with jtop=PYTHON"
     if isinstance(cause, (FileNotFoundError, ConnectionRefusedError)):
         return "the jtop service is not running: sudo systemctl restart jtop.service"
     if isinstance(cause, PermissionError):

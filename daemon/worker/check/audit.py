@@ -93,7 +93,7 @@ def _near_thresholds(expected: Expected, answers: list[Answers]) -> Expected:
 
 
 def _worse(check: Check, expected: Expected, exact: list[Answers], answers: list[Answers], when: str) -> Check:
-    """Return the check with the verdict on these answers, if that is worse; the limits are the check's."""
+    """Judge these answers by the check's limits; return the check, with the new verdict if that is worse."""
     if not answers:
         return check
     judged = _judged(expected, exact, answers)
