@@ -45,6 +45,6 @@ def test_two_commands_lead_to_a_table(index, tmp_path, child_environment):
         return done.stdout
 
     run("pip", "install", "--quiet", "--extra-index-url", index, "benchd[cpu]")
-    assert "ship: eager" in run("bench-once", "--models", "square")
+    assert "fastest here (one process): eager" in run("bench-once", "--models", "square")
     (record,) = (records.decode(line) for line in journal.read(empty / "bench-out/records.jsonl"))
     assert (record.status, record.check.passed) == ("ok", True)
