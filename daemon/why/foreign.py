@@ -205,16 +205,15 @@ _PERCENTILE = "a percentile instead of the median: run benchmark_app without -la
 def _benchmark_app(text: str) -> Foreign:
     if re.search(r"\d+ percentile:", text):
         raise _Unreadable(_PERCENTILE)
-    latency = {
-        name.lower(): _required(text, rf"{name}:\s+{_N} ms", f"the line {name}")[0]
-        for name in ("Average", "Min", "Max")
-    }
-    middle = _required(text, rf"Median:\s+{_N} ms", "the line Median")[0]
+    latency_ms = {}
+    for ours, name in {"median": "Median", "mean": "Average", "min": "Min", "max": "Max"}.items():
+        us = _numbers(text, rf"{name}:\s+{_N} us")  # below 1 ms, since 2026
+        latency_ms[ours] = us[0] / 1e3 if us else _required(text, rf"{name}:\s+{_N} ms", f"the line {name}")[0]
     threads, streams = _whole(text, r"INFERENCE_NUM_THREADS: (\d+)"), _whole(text, r"NUM_STREAMS: (\d+)") or 1
     return Foreign(
         tool="benchmark_app",
         quoted="median",
-        latency_ms={"median": middle, "mean": latency["average"], "min": latency["min"], "max": latency["max"]},
+        latency_ms=latency_ms,
         throughput_per_s=_required(text, rf"Throughput:\s+{_N} FPS", "the line Throughput")[0],
         means=_BENCHMARK_MEANS,
         batch=_whole(text.partition("[Step 6/11]")[2], r"Model inputs:\n.* / \[(\d+),"),

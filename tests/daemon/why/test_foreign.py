@@ -1,6 +1,7 @@
 """Results of other tools, in the words that they print: read right, or refused in a sentence."""
 
 import json
+import re
 from contextlib import suppress
 
 import pytest
@@ -215,6 +216,12 @@ def test_a_console_of_windows_and_colours_change_nothing(encoding, tmp_path):
     coloured = "".join(f"\x1b[32m{line}\x1b[0m\r\n" for line in TRTEXEC.splitlines())
     path.write_bytes(coloured.encode(encoding))
     assert foreign.read(path).quoted_ms == pytest.approx(2.5)
+
+
+def test_latencies_of_benchmark_app_may_be_in_microseconds(read):
+    below_ms = re.sub(r"(\d+)\.(\d\d) ms$", r"\1\2.00 us", BENCHMARK_APP, flags=re.MULTILINE)
+    latency_ms = {name: pytest.approx(value / 10) for name, value in read(BENCHMARK_APP).latency_ms.items()}
+    assert read(below_ms).latency_ms == latency_ms
 
 
 def test_a_report_of_benchmark_app_is_the_same_in_csv(read):
