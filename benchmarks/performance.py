@@ -29,7 +29,8 @@ HEAD = """# Performance
 
 The contenders in a race take turns in one process, so their ratios hold even if the machine's speed drifts; times hold
 only for that machine on that day. "Best" is our fastest variant that passed the check, in any precision. "Other build"
-is the fastest of spikingjelly, mambapy and a loop over the time steps, at its best precision.
+is the fastest of spikingjelly, mambapy and a loop over the time steps, at its best precision. "Flipped" is the share of
+spikes that differ from float64, and images "disagree" if their class does.
 [`benchmarks`](../benchmarks/README.md) writes this page from `results/`, which contains every contender with its
 interval; `benchd report results/<machine>/records.jsonl` adds the energy.
 """

@@ -111,7 +111,7 @@ class Store:
         """Return, by key, the oldest quarantined messages that the version `but` has not read yet."""
         kept = (QUARANTINE.c.reader != but, func.length(QUARANTINE.c.body) > 0)
         wanted = select(QUARANTINE).where(*kept).order_by(QUARANTINE.c.id).limit(limit)
-        # marked as retained, because its information on the device's presence is outdated
+        # marked as retained, because what a message in quarantine says about the device's presence is outdated
         return {row.key: Arrived(row.topic, bytes(row.body), row.arrived_s, retained=True) for row in self.read(wanted)}
 
     def release(self, keys: Iterable[str], but: str) -> None:

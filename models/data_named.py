@@ -50,7 +50,7 @@ def read_labels(path: str | Path) -> dict[str, int]:
             raise DataError(f"{path}:{number}: {name} already has a label")
         labels[name] = label
     if not labels:
-        raise DataError(f"{path} contains no labels: expected lines of a path and a class index, as in cat/1.png 0")
+        raise DataError(f"{path} contains no labels: each line must be a path and a class index, as in cat/1.png 0")
     return labels
 
 

@@ -209,7 +209,7 @@ class PatchEmbedding(nn.Module):
 
 
 class Vim(nn.Module):
-    """The network; `build` creates the catalogued ones. Images (B, 3, image_size, image_size) to logits (B, classes).
+    """The network; `build` creates a catalogued one. Images (B, 3, image_size, image_size) to logits (B, classes).
 
     The residual stream and the statistics of the norms are float32 even with half-precision weights. Raises ValueError
     for images of a different shape or a patch larger than the image.

@@ -53,7 +53,9 @@ MaxPower = Annotated[str | None, typer.Option(help="Maximum mean input power.", 
 MaxMemory = Annotated[str | None, typer.Option(help="Maximum peak memory.", metavar="2GiB")]
 MinAgreement = Annotated[
     float | None,
-    typer.Option(help="Minimum share of images, ties excluded, classed as in float64 (default 0.98).", metavar="0.995"),
+    typer.Option(
+        help="Minimum share of images, except ties, that get float64's class (default 0.98).", metavar="0.995"
+    ),
 ]
 MaxAccuracyDrop = Annotated[
     str | None,

@@ -88,7 +88,9 @@ def profile(
             metavar="A,B",
         ),
     ] = None,
-    preset: Annotated[str, typer.Option(help="How much to run.", metavar="quick|standard|thorough")] = "standard",
+    preset: Annotated[
+        str, typer.Option(help="How many steps and runs to measure.", metavar="quick|standard|thorough")
+    ] = "standard",
     steps: Annotated[int | None, typer.Option(help="Number of traced steps.", min=1)] = None,
     warmup: Annotated[int | None, typer.Option(help="Number of warm-up steps before the trace.", min=0)] = None,
     workload: Annotated[

@@ -33,7 +33,9 @@ def recommend(
     max_memory: arguments.MaxMemory = None,
     min_agreement: arguments.MinAgreement = None,
     max_accuracy_drop: arguments.MaxAccuracyDrop = None,
-    objective: Annotated[str, typer.Option(help="What decides.", metavar="latency|energy|throughput")] = "latency",
+    objective: Annotated[
+        str, typer.Option(help="What to rank the variants by.", metavar="latency|energy|throughput")
+    ] = "latency",
     json: arguments.AsJson = False,
 ) -> None:
     """Print which variant of each model to ship, and why.

@@ -70,7 +70,9 @@ def why(
     wheels: Annotated[
         Path | None, typer.Option(help="Install the packages of --lock from this folder only.", metavar="DIR")
     ] = None,
-    index: Annotated[str | None, typer.Option(help="Install them from this package index.", metavar="URL")] = None,
+    index: Annotated[
+        str | None, typer.Option(help="Install the packages of --lock from this index.", metavar="URL")
+    ] = None,
     min_effect: Annotated[str, typer.Option(help="Smallest change to explain.", metavar="1%")] = "1%",
     preset: Annotated[
         str, typer.Option(help="How long each process measures.", metavar="quick|standard|thorough")

@@ -15,7 +15,7 @@ LEAST_PER_HOUR = 10
 MOST_QUEUED = 100_000
 MOST_STREAMS = 64
 CUDA_STREAMS = 32  # the size of torch's pool: the 33rd stream is the first one again (c10/cuda/CUDAStream.h)
-CAPTURES = 2  # per model in CUDA graphs, on separate CUDA streams, because cuBLAS keeps one workspace per stream
+CAPTURES = 2  # of a model as CUDA graphs, each on its own CUDA stream, because cuBLAS keeps one workspace per stream
 LOWEST_PERCENTILE, HIGHEST_PERCENTILE = 50.0, 99.99
 
 

@@ -451,7 +451,7 @@ def _inputs(suite: Suite, case: Case, own: UserModel | None) -> Inputs:
 def _accuracy(suite: Suite, weights: str | None, data: str | None, own: UserModel | None) -> ImageCount | None:
     """Return the number of images for accuracy: as requested, otherwise POOL_IMAGES if accuracy would be meaningful.
 
-    Raises UsageError if requested accuracy is not: without images, or for a catalogued model with random weights.
+    Raises UsageError if accuracy is requested without images, or for a catalogued model with random weights.
     """
     if suite.metric and not (suite.samples or data):
         raise UsageError("--metric needs targets: also give --inputs FILE with an array `targets`, or --data")

@@ -327,7 +327,7 @@ class Supervisor:
         )
 
     def _is_to_probe(self, planned: Planned, *, is_last: bool) -> bool:
-        """Return whether this process probes the device's rates: the first and the last with the same settings do.
+        """Return whether this process probes the device's rates: the first and the last with its settings do.
 
         Because the end of a search is not known in advance, any of its cases may be the last.
         """

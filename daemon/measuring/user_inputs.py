@@ -213,7 +213,7 @@ def numbers_of(spec: InputSpec) -> Any:
     if held.dtype.kind not in "biuf" or np.isnan(held).any():
         raise UsageError(f"--input {spec}: its {held.dtype} array contains values that are not real numbers")
     if spec.batch_axis is not None and not held.shape[:1] > (0,):
-        raise UsageError(f"--input {spec}: the first axis is the items, of which it has none: {list(held.shape)}")
+        raise UsageError(f"--input {spec}: the first axis is the items, so {list(held.shape)} contains none")
     if not spec.dtype or spec.dtype in ("bfloat16", str(held.dtype)):
         return np.require(held, requirements=["C", "W"])
     with np.errstate(invalid="ignore"):  # reported below

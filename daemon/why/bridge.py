@@ -93,7 +93,7 @@ class Bridging:
         end_ms = ours_ms * math.exp(ways[0][-1])
         waiting = self.theirs.in_flight / self.theirs.streams - 1.0
         if waiting > 0.0:
-            queue = f"{self.theirs.in_flight} requests in flight, {self.theirs.streams} at a time"
+            queue = f"{self.theirs.in_flight} requests in flight, {self.theirs.streams} of them running"
             steps.append(_computed(queue, end_ms * waiting))
             end_ms *= 1.0 + waiting  # Little's law: requests in flight divided by the rate at which they end
         if self.theirs.quoted == "mean":

@@ -36,7 +36,7 @@ def _lines(explanation: Explanation) -> Iterator[str]:
         yield "  noise, or combinations of these that cannot run, hide which one: repeat on a quiet machine"
     elif not explanation.causes:
         yield "  no single difference explains it: the change did not last through the search"
-    yield f"{explanation.comparisons} comparisons; in at most 2 % of searches is any of them wrong"
+    yield f"{explanation.comparisons} comparisons; at most 2 % of searches contain a wrong one"
 
 
 def _changed(verdict: Verdict) -> str:

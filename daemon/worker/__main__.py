@@ -59,8 +59,8 @@ def _about(job: Job, outcome: Outcome) -> str:
 def _imported(*, is_cold: bool) -> Callable[[Job, StageClock, Outcome], None]:
     """Import torch as a timed stage; for a cold start, in the same way as any program.
 
-    In other scenarios its 190,000 permanent objects are frozen, so that collections do not scan them, which saves 0.2
-    of 1.7 s and later 40 ms each.
+    In other scenarios torch's 190,000 permanent objects are not scanned by the garbage collector, neither during the
+    import, which saves 0.2 of 1.7 s, nor later, which saves 40 ms per collection.
     """
     if not is_cold:
         gc.disable()

@@ -200,7 +200,7 @@ class Source:
         self, path: Path, calibration: Calibration, batch: int | None, form: files.Form | None, made_for: QuantisedFor
     ) -> dict[str, Any]:
         if why := sessions.why_not():
-            raise Unsupported(f"int8 is calibrated with ONNX Runtime: {why}")
+            raise Unsupported(f"int8 calibration needs ONNX Runtime: {why}")
         try:
             from benchd.exporters import onnx_files, quantised  # noqa: PLC0415 - see `_export`
         except ImportError as error:

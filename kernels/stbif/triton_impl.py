@@ -250,7 +250,7 @@ def _max_pool_delta_backward(given: PoolBackward) -> Tensor:
 
 
 def _running_sums(values: Tensor) -> Tensor:
-    """Return the running sums of `values` over T, (T, B, C, H, W), channels last in the state's dtype."""
+    """Return the running sums over T of `values` (T, B, C, H, W), channels last, in the state's dtype."""
     dense = frames(values, values.dtype).unflatten(0, values.shape[:2])
     sums = plan.workspace(torch.empty_like(dense, dtype=state_dtype(values)))
     n = dense[0].numel()

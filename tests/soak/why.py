@@ -60,7 +60,7 @@ PROTOCOLS: dict[str, tuple[str, list[str], list[str]]] = {
     "a queue": (
         "openvino,b2,threads=1",
         ["-nstreams", "1", "-nireq", "4", "-nthreads", "1"],
-        ["4 requests in flight, 1 at a time"],
+        ["4 requests in flight, 1 of them running"],
     ),
     "two streams": (
         "openvino,b2,threads=2",
@@ -70,7 +70,7 @@ PROTOCOLS: dict[str, tuple[str, list[str], list[str]]] = {
     "a queue before one thread": (
         "openvino,b2,threads=2",
         ["-nstreams", "1", "-nireq", "3", "-nthreads", "1"],
-        ["1 thread, not 2", "3 requests in flight, 1 at a time"],
+        ["1 thread, not 2", "3 requests in flight, 1 of them running"],
     ),
     "a batch of 8 in bf16": (
         "openvino,b2,threads=1",

@@ -343,8 +343,11 @@ def _break_even(even: BreakEven) -> Section:
     notes = [f"{_crossed('time', even.time, steps)}, which is {even.ann} in the same variant."]
     notes += [f"{_crossed('energy', even.energy, steps)}."] if even.energy else []
     halves = " and ".join("none" if half.rate is None else f"{half.rate:.3g}" for half in even.halves)
-    off = "" if even.halves_differ is None else f", where the times differ by {even.halves_differ:.2%}"
-    notes += [f"Every second rate alone gives {halves}{off}. The interval is from {even.processes} processes."]
+    off = "" if even.halves_differ is None else f", where they differ by {even.halves_differ:.2%}"
+    notes += [
+        f"The two curves through every second rate break even at {halves}{off}. "
+        f"The interval is from {even.processes} processes."
+    ]
     notes += [
         f"With its own spikes it fires at {even.own.rate:.3g} and takes {even.own.ratio:.3g} times as long as its ANN; "
         f"the curve predicts {even.predicted:.3g} at this rate."

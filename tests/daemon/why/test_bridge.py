@@ -55,7 +55,10 @@ def test_an_input_that_stays_in_the_caches_is_a_switch(bridged):
 
 def test_requests_that_wait_and_a_mean_need_no_run(bridged):
     bridge = bridged(quoted="mean", streams=1, in_flight=2)
-    assert [switch.name for switch in bridge.switches] == ["2 requests in flight, 1 at a time", "mean, not median"]
+    assert [switch.name for switch in bridge.switches] == [
+        "2 requests in flight, 1 of them running",
+        "mean, not median",
+    ]
     assert bridge.switches[0].ms == pytest.approx(bridge.ours_ms)
     assert bridge.switches[1].ms == pytest.approx(2 * bridge.ours_ms * (9 / 5 - 1), rel=0.01)  # the stub's mean is 9 ms
 

@@ -194,7 +194,7 @@ def test_int8_without_onnx_runtime_is_unsupported_before_anything_is_computed(tm
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # as `absent` has it in a child
     calibration = Calibration(torch.randn(16, 4), "images", [], is_asked=True)
     own = source(tmp_path, calibration=lambda: calibration)
-    with pytest.raises(Unsupported, match=r"^int8 is calibrated with ONNX Runtime: ONNX Runtime is not installed: pip"):
+    with pytest.raises(Unsupported, match=r"^int8 calibration needs ONNX Runtime: ONNX Runtime is not installed: pip"):
         own.quantise(2, None, "tensorrt")
     assert not list(tmp_path.glob("*/*.onnx"))
 

@@ -490,7 +490,7 @@ def test_a_file_that_does_not_fit_is_refused_in_a_sentence(tmp_path):
     np.save(tmp_path / "words.npy", np.array(["a"]))
     for text, words in {
         "int64:@{}/halves.npy": "numbers are float64, and some do not fit int64",
-        "@{}/empty.npy": "the first axis is the items, of which it has none: ",
+        "@{}/empty.npy": r"the first axis is the items, so \[0, 4\] contains none",
         "@{}/damaged.npy": "not a complete .npy file of numbers",
         "@{}/absent.npy": "No such file or directory",
         "float32:@{}/words.npy": "its <U1 array contains values that are not real numbers",
