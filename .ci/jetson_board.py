@@ -69,8 +69,8 @@ def check_board() -> None:
         raise BoardError(f"torch {torch.__version__} in {location} is a CPU-only build.", _replacement(location))
     if not torch.cuda.is_available():
         raise BoardError(
-            f"torch {torch.__version__} (CUDA {torch.version.cuda}) in {location} sees no GPU: the user may not open "
-            "the board's devices, or the wheel was built for another JetPack.",
+            f"torch {torch.__version__} (CUDA {torch.version.cuda}) in {location} sees no GPU: this user is not "
+            "allowed to open the board's devices, or the wheel was built for another JetPack.",
             f"sudo usermod -aG video,render $USER, then log in again; for another wheel: {_replacement(location)}",
         )
     _imported("torchvision")

@@ -25,7 +25,7 @@ from benchmarks.machine import Machine
 
 HEAD = """# Performance
 
-![How many times as fast as eager benchd's best variant and the best other build are](pictures/performance.svg)
+![Speed of benchd's best variant and of the best other build, as a multiple of eager's](pictures/performance.svg)
 
 The contenders in a race take turns in one process, so their ratios hold even if the machine's speed drifts; times hold
 only for that machine on that day. "Best" is our fastest variant that passed the check, in any precision. "Other build"

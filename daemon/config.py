@@ -47,7 +47,7 @@ class MqttConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """`[mqtt]`: where results are published; without a `url`, they are not.
 
     With `telemetry` off, only health is published while a case runs. `commands` defines what MQTT commands may run:
-    nothing, the configured suites, or any lists.
+    nothing, the configured suites, or also any lists of models, variants and so on.
     """
 
     url: str | None = None
@@ -180,7 +180,7 @@ class Suite(Inputs, Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     inputs: Annotated[
         list[str],
         Option(
-            "One input of your own model without its batch, such as ids=int64:16:0-999 or x=@x.npy; repeatable.",
+            "One input of your own model without its batch axis, such as ids=int64:16:0-999 or x=@x.npy; repeatable.",
             "[NAME=][TYPE:]SIZES",
             "--input",
         ),

@@ -572,7 +572,7 @@ class Accuracy(Struct, frozen=True, kw_only=True):
 
 
 class InputSpec(Struct, frozen=True, omit_defaults=True):
-    """One input of a user's model, without its batch; its text form is the syntax of `--input`.
+    """One input of a user's model, without its batch axis; its text form is the syntax of `--input`.
 
     Without a `name` it is identified by position. A null `dtype` stands for float32 for a module, and for the file's
     own type for a file. `batch_axis` is the position of the batch among the sizes, null for an input that a whole batch
@@ -638,7 +638,7 @@ class Inputs(Struct, frozen=True, kw_only=True):
 
     weights: Annotated[
         str | None,
-        Option("A checkpoint for the one model, or `demo` for the included trained weights.", "FILE|demo|random"),
+        Option("A checkpoint (for a single model), or `demo` for the included trained weights.", "FILE|demo|random"),
     ] = None
     data: Annotated[
         str | None, Option("Real images; `demo` for the included digits.", "demo|cifar10:DIR|imagefolder:DIR")

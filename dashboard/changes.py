@@ -190,4 +190,5 @@ def _separating(before: Record, now: Record) -> str:
         return both_here(now)
     named = _differences(before, now)
     undo = f"undo {named[0]}" if len(named) == 1 else f"undo the {len(named)} differences one at a time"
-    return f"{undo}, run {command(now, ADVISED_PROCESSES)}, and redo it: the change in time is the effect"
+    run = command(now, ADVISED_PROCESSES)
+    return f"{undo}, run {run}, then reapply what was undone: the change in time is its effect"

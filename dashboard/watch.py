@@ -31,7 +31,7 @@ AROUND = 5  # number of lines that show neither devices nor results
 
 
 class Seen(NamedTuple):
-    """The store's content at one time."""
+    """The store's content at one moment."""
 
     devices: list[Device]
     results: list[Result]

@@ -151,7 +151,7 @@ class ArtifactStore:
     def prune(self, limit_bytes: int, run: str | None = None) -> tuple[str, ...]:
         """Remove the least recently used artifacts until the rest take at most `limit_bytes`; return their keys.
 
-        Artifacts in use stay, as do those that belong to other users and may not be removed. Leftovers of killed
+        Artifacts in use stay, as do those that belong to other users and cannot be removed. Leftovers of killed
         processes and entries without metadata or content go first, and so do, with `run`, artifacts restricted to a
         different run.
         """

@@ -204,7 +204,7 @@ def _traced(
     except Exception as error:  # its many stages may raise anything
         raise NotExportable(f"torch {torch.__version__} cannot export this: {_cause(error)}") from error
     if program is None or program.exported_program is None:
-        raise ExportError(f"torch {torch.__version__} did not write a program")
+        raise ExportError(f"torch {torch.__version__} returned no exported program")
     constraints = program.exported_program.range_constraints
     if any(str(symbol).startswith("u") for symbol in constraints):
         raise NotExportable("cannot export a model whose sizes depend on the values of its inputs")
@@ -212,8 +212,9 @@ def _traced(
     opened = {name for each in sizes or [] for name in each.values()}
     wanted = sorted((1, longest.get(name, 2**31)) for name in opened)
     if sorted((int(bounds.lower), int(min(bounds.upper, 2**31))) for bounds in ranges) != wanted:
-        asked = f"any {' and '.join(sorted(opened))} from 1" if opened else "a fixed batch"
-        raise ExportError(f"asked for {asked}, torch traced the ranges {ranges}: the file would be wrong outside them")
+        asked = f"any {' and '.join(sorted(opened))} size of 1 or more" if opened else "a fixed batch size"
+        traced = f"torch was asked for {asked}, but traced the ranges {ranges}"
+        raise ExportError(f"{traced}: the file would be wrong outside them")
     return program.model
 
 

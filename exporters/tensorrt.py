@@ -96,7 +96,7 @@ class BatchRange(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not 1 <= self.minimum <= self.optimum <= self.maximum:
-            raise ValueError(f"batch sizes {self.sizes()}: they must be minimum <= optimum <= maximum, from 1")
+            raise ValueError(f"batch sizes {self.sizes()}: they must be minimum <= optimum <= maximum, and at least 1")
 
     def sizes(self) -> tuple[int, int, int]:
         """Return minimum, optimum and maximum."""

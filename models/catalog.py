@@ -107,7 +107,7 @@ class Model:
         return {name: value for name, value in options.items() if value != self.options[name].default}
 
     def image_shape(self, options: Mapping[str, OptionValue]) -> tuple[int, ...]:
-        """Return the shape of one input with these options, without the batch."""
+        """Return the shape of one input with these options, without the batch axis."""
         values = self.resolve(options)
         return tuple(int(values[size]) if isinstance(size, str) else size for size in self.input_shape)
 

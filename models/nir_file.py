@@ -133,7 +133,7 @@ def _flat(graph: Mapping[str, Any], prefix: str) -> Graph:
 def _pairs(edges: Any, prefix: str) -> Iterator[tuple[str, str]]:
     for edge in edges if isinstance(edges, list) else [None]:
         if not isinstance(edge, list) or len(edge) != 2:
-            raise UsageError(f"the edges of the graph {prefix or 'node'} are not pairs of names")
+            raise UsageError(f"the edges of the graph {prefix or 'node'!r} are not pairs of names")
         yield edge[0], edge[1]
 
 
@@ -143,6 +143,6 @@ def _ends(own: Mapping[str, Node], prefix: str) -> Sequence[str]:
     for kind in (_INPUT, _OUTPUT):
         names = [name for name, node in own.items() if node["type"] == kind]
         if len(names) != 1:
-            raise UsageError(f"the graph {prefix or 'node'} has {len(names)} {kind} nodes, but needs one")
+            raise UsageError(f"the graph {prefix or 'node'!r} has {len(names)} {kind} nodes, but must have exactly one")
         ends.append(f"{prefix}{names[0]}")
     return ends

@@ -40,7 +40,8 @@ Files = Annotated[list[Path], typer.Argument(help="Result files or folders.")]
 Wait = Annotated[
     bool | None,
     typer.Option(
-        "--wait/--no-wait", help="Wait until no other benchd measures; ask nothing (default on a terminal: wait, ask)."
+        "--wait/--no-wait",
+        help="Wait until no other benchd is measuring, and ask no questions (default on a terminal: wait, but ask).",
     ),
 ]
 QuietFor = Annotated[

@@ -108,7 +108,7 @@ class Ended(Exception):
 
 
 def explain(address: str, error: OSError | None) -> str:
-    """Return a sentence that explains why a broker cannot be reached; `error` is None after a timeout."""
+    """Return a message that explains why a broker cannot be reached; `error` is None after a timeout."""
     if error is None or isinstance(error, TimeoutError):
         return f"{address} did not answer in time"
     if isinstance(error, ssl.SSLCertVerificationError):

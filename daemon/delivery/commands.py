@@ -73,7 +73,9 @@ class RunParameters(Parameters, frozen=True, kw_only=True):
     def as_suite(self) -> Suite:
         """Return the lists as a suite; raise UsageError if there are none, which would mean the whole plan."""
         if not self.has_lists:
-            raise UsageError("give a suite or lists; the command `list` returns the suites")
+            raise UsageError(
+                "give a suite, or lists such as models and variants; the command `list` returns the suites"
+            )
         lists = {name: getattr(self, name) for name in LISTS}
         return Suite(**lists, preset="quick" if self.preset is None else self.preset)
 

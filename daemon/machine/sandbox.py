@@ -111,7 +111,7 @@ def _hidden(path: Path, options: Options, names: dict[int, list[str]]) -> Access
     allowed = options.get("DeviceAllow", [])
     policy = options.get("DevicePolicy", ["auto"])[-1]
     if policy == "auto" and not allowed and options.get("ProtectClock", ["no"])[-1] in YES:
-        return Access(path, "ProtectClock= hides it before systemd 253", "ProtectClock=no")
+        return Access(path, "ProtectClock= hides it in versions of systemd before 253", "ProtectClock=no")
     drivers = [f"char-{name}" for name in names.get(os.major(status.st_rdev), [])]
     if (policy == "auto" and not allowed) or any(_allows(entry, path, drivers) for entry in allowed):
         return None

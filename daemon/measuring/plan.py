@@ -140,7 +140,7 @@ def inspect(device: str) -> Machine:
 
 
 def has_gpu(root: Path = Path("/")) -> bool:
-    """Return whether this machine has an NVIDIA GPU with a driver, even if this process may not open it.
+    """Return whether this machine has an NVIDIA GPU with a driver, even if this process is not allowed to open it.
 
     A closed GPU counts: its cases then report the reason, whereas a fallback to the CPU would be silent.
     """
@@ -148,7 +148,7 @@ def has_gpu(root: Path = Path("/")) -> bool:
 
 
 def closed_gpu(root: Path = Path("/")) -> str | None:
-    """Return why this process may not open the machine's GPU and what to do; None if it may, or without a GPU."""
+    """Return why this process cannot open the machine's GPU and what to do; None if it can, or without a GPU."""
     for node in GPU_NODES:
         refusal = _refusal(root / node)
         if refusal == errno.EPERM:  # only the device rules of a unit or a container cause this error
@@ -428,7 +428,8 @@ def _refuse_weights(suite: Suite, models: Sequence[str], own: UserModel | None) 
     if not Path(suite.weights).is_file():
         raise UsageError(f"--weights {suite.weights}: no such file; {demo.DEMO} and {demo.RANDOM} need no file")
     if len(models) > 1:
-        raise UsageError(f"--weights is for one model; give it with --models (the plan has {', '.join(models)})")
+        planned = ", ".join(models)
+        raise UsageError(f"--weights is for one model; name that model with --models (the plan has {planned})")
 
 
 def _inputs(suite: Suite, case: Case, own: UserModel | None) -> Inputs:

@@ -475,7 +475,7 @@ def _foreign_cpus(telemetry: dict[str, Summary], online_cpus: int) -> float:
 
 
 def _online_cpus(environment: Environment) -> int:
-    """Return the number of CPUs that the utilisation covers: all online ones, even if the case may not use them."""
+    """Return the number of CPUs that the utilisation covers: all online ones, even those closed to the case."""
     spans = [span.partition("-") for span in environment.system.get("online_cpus", "").split(",") if span]
     return sum(int(last or first) - int(first) + 1 for first, _, last in spans) or environment.cpu_count
 

@@ -69,7 +69,7 @@ def of_metric(text: str) -> str:
 
 
 def inputs_of(texts: Sequence[str]) -> list[InputSpec]:
-    """Return the inputs for texts such as `3x224x224`, `ids=int64:16:0-999` and `scale=float32:`, without the batch.
+    """Return the inputs, without batch axes, for texts such as `3x224x224`, `ids=int64:16:0-999` and `scale=float32:`.
 
     Inputs without a name come first, as in a call. Raises UsageError for invalid syntax and for a repeated name.
     """

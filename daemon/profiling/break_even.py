@@ -43,7 +43,7 @@ def conclude(sweeps: Sequence[Sweep]) -> BreakEven:
 
 
 def _energy(sweeps: Sequence[Sweep], rates: Sequence[tuple[float, str]]) -> Crossing | None:
-    """Return the crossing of the energies, from rates at which all processes measured them; None if those are few."""
+    """Return the crossing of the energies, from rates at which all processes measured them; None for fewer than two."""
     every = [[(point.joules, point.ann_joules) for point in sweep.points] for sweep in sweeps]
     places = [place for place in range(len(rates)) if all(all(row[place]) for row in every)]
     rows = [[math.log(snn / ann) for snn, ann in (row[place] for place in places) if snn and ann] for row in every]

@@ -150,7 +150,7 @@ class Allocation(Struct, frozen=True, kw_only=True):
 
 
 class MemoryPoint(Struct, frozen=True, kw_only=True):
-    """The memory in use at a time since the step began, by category."""
+    """The memory in use at one moment, counted from the start of the step, by category."""
 
     t_ns: int
     by_category: dict[str, int]
@@ -306,7 +306,7 @@ class RatePoint(Struct, frozen=True, kw_only=True):
 
 
 class BreakEven(Struct, frozen=True, kw_only=True):
-    """The firing rate at which a spiking net takes the time and, if measured, the energy of `ann`.
+    """The firing rates at which a spiking net takes as long as `ann` and, if measured, as much energy.
 
     `halves` are the crossings fitted to each half of the points (every second one), and `halves_differ` is the larger
     relative error of one half's curve at the other's crossing. `own` is the net at its own firing rate, and `predicted`

@@ -69,7 +69,7 @@ def _streams(record: Record) -> str:
 def _lengths(record: Record) -> str:
     """Return the percentiles of each length class, if the items differ in length."""
     named = {int(name.partition("_")[2]): part for name, part in record.parts.items() if name.startswith("length_")}
-    return ", ".join(f"length to {length} {_percentiles(part)}" for length, part in sorted(named.items()))
+    return ", ".join(f"length up to {length} {_percentiles(part)}" for length, part in sorted(named.items()))
 
 
 def _percentiles(timing: Timing) -> str:

@@ -32,7 +32,7 @@ _SINCE, _READ_AT = attrgetter("since_ns"), attrgetter("t_ns")  # both increase a
 def assess(
     samples: Sequence[Sample], blocks: Sequence[Window], medians_ms: Sequence[float], device: str
 ) -> Interference:
-    """Return the causes for each disturbed block, and the medians with and without the disturbed blocks.
+    """Return the causes of disturbance in each block, and the medians with and without the disturbed blocks.
 
     Clocks and throttling are those of `device`, `cuda` or `cpu`; foreign GPU processes matter only for `cuda`.
     `samples` may be unsorted and contain duplicates. Raises ValueError without blocks or with a different number of

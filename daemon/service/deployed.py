@@ -158,7 +158,7 @@ def verify(state: State, folder: Shipped) -> None:
             _wait(state, str(error))
             return
         verdict = str(error)
-        if isinstance(error, OSError):  # the service may not read a file
+        if isinstance(error, OSError):  # the service is not allowed to read a file
             verdict = f"{error.filename or path}: {error.strerror}"
     finally:
         state.hold(timed=False)

@@ -1,6 +1,6 @@
 """Finds cases that have become slower than their pinned runs: a verdict on each result, and its consequences.
 
-A SLOWER verdict is doubted at first, because a cause that lasts for an hour, a day or a weekend also slows repetitions.
+A SLOWER verdict is unconfirmed at first: a cause that lasts for an hour, a day or a weekend also slows repetitions.
 The next verdict that counts is from the first result at least a day later, and the service measures the case by then.
 `alarms.SLOWER_DAYS` such verdicts in succession are a regression, until a verdict differs. Within a boot, the monotonic
 clock is used, because setting the wall clock can skip a day. The caller stores the standings with the number of the
@@ -141,7 +141,7 @@ def _age_s(standing: Standing, record: Record) -> float | None:
 
 
 def again_in_s(standing: Standing, record: Record) -> float | None:
-    """Return how long after this result of the plan a doubted case must be measured again; None without a doubt.
+    """Return how long after this result of the plan its case must be measured again; None if no SLOWER awaits that.
 
     If there is no verdict, because the result failed or the baseline is unreadable, wait another day.
     """

@@ -25,7 +25,7 @@ MOST_STARTS = 200  # maximum number of start times to compute
 class StartedSuite(Struct, frozen=True, kw_only=True):
     """A run that has begun: a copy of its suite, the ids of its remaining cases, and its origin.
 
-    A run with `again` repeats doubted cases.
+    A run with `again` repeats cases whose SLOWER verdict is not yet confirmed.
     """
 
     suite: Suite

@@ -311,7 +311,7 @@ class Race:
         return RaceResult(winner=winner.name, runner_up=self._runner_up(winner), tied=[one.name for one in tied])
 
     def _missed(self, one: Candidate, outcomes: Sequence[Outcome], bounds: int) -> list[Miss]:
-        """Return the limits that these processes certainly miss; the error is shared by `bounds` bounds."""
+        """Return the limits that these processes are shown to miss; the error is shared by `bounds` bounds."""
         apart = self._apart(one, outcomes)
         return [miss for limit in self._limits if (miss := limit.miss(apart, bounds))]
 
@@ -330,7 +330,7 @@ class Race:
         known = [(miss.share, miss.words, one.name) for miss, one in worst if miss.share is not None]
         if known:
             share, words, name = min(known)
-            by = f", by {100 * share:.3g} %" if share > 0.0 else f"; more time does not help: {STEADIER}"
+            by = f", by {100 * share:.3g} %" if share > 0.0 else f"; more time will not help: {STEADIER}"
             return f"nothing meets the limits; {name} comes closest: {words}{by}"
         return "nothing can ship: " + "; ".join(f"{one.name} {one.left}" for one in self.candidates)
 
@@ -353,10 +353,10 @@ class Race:
         undecided = "; ".join([open_, *unclear])
         rounds, needed = min(len(one.raced) for one in left), self._needed()
         if needed is None:
-            return f"{undecided}; more time does not help: {STEADIER}"
+            return f"{undecided}; more time will not help: {STEADIER}"
         more = max(needed - rounds, 1)
         minutes = more * len(left) * self.measured_s / max(len(self._log.entries), 1) / 60.0
-        words = f"{undecided}; about {more} more rounds ({minutes:.2g} minutes) would decide (--minutes)"
+        words = f"{undecided}; about {more} more rounds ({minutes:.2g} minutes) would settle it (--minutes)"
         return words if needed <= racing.LOOKS[-1] else f"{words}, too many: raise --min-effect, or stop other programs"
 
     def _needed(self) -> int | None:
@@ -422,7 +422,7 @@ class Race:
                 self._measure(missing, "confirm")
 
     def _failed(self, one: Candidate) -> str | None:
-        """Return why a candidate's confirming processes fail, including a limit that they certainly miss."""
+        """Return why a candidate's confirming processes fail, including a limit that they are shown to miss."""
         failed = recommend.disqualified(self.record(one, one.confirmed))
         if failed:
             return failed

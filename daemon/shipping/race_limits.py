@@ -29,7 +29,7 @@ class RaceLimit:
     figure: Callable[[Record], float | None]
 
     def miss(self, records: Sequence[Record], bounds: int) -> Miss | None:
-        """Return how these processes, one per record, certainly miss the limit, else None; `bounds` share the error.
+        """Return how these processes, one per record, are shown to miss the limit, else None; `bounds` share the error.
 
         Processes without the figure, for example after a lost sensor, are left out.
         """

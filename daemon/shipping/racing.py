@@ -76,8 +76,8 @@ class Look(Struct, frozen=True, kw_only=True):
 def look(times: Mapping[str, Sequence[float]], fit: Collection[str], field: int, min_effect: float) -> Look:
     """Return the conclusions from the rounds so far about the remaining variants, out of an initial number `field`.
 
-    `times` contains the positive times of the same rounds for each variant. Only variants in `fit`, which certainly
-    meet the limits, can win or make another leave. The number of rounds must be in `LOOKS`.
+    `times` contains the positive times of the same rounds for each variant. Only variants in `fit`, which are shown
+    to meet the limits, can win or make another leave. The number of rounds must be in `LOOKS`.
     """
     rounds = len(next(iter(times.values())))
     logs = {name: [math.log(value) for value in values] for name, values in times.items()}
@@ -150,7 +150,7 @@ def _rounds(best: Sequence[float], other: Sequence[float], quantile: float, min_
 
 
 def exceeds(values: Sequence[float], limit: float, bounds: int) -> bool | None:
-    """Return whether a figure is certainly above the limit (True), certainly within (False), or neither (None).
+    """Return whether a figure is shown to be above the limit (True) or within it (False); None if neither is shown.
 
     It is above if the lower bound of the mean exceeds the limit, where `bounds` and the looks share `LIMITS_ALPHA`; one
     or two processes must all exceed twice the limit. It is within if the 95 % bound for the next process is; one or two
@@ -163,7 +163,7 @@ def exceeds(values: Sequence[float], limit: float, bounds: int) -> bool | None:
 
 
 def rounds_to_judge(values: Sequence[float], limit: float, bounds: int) -> int | None:
-    """Return the look at which values like these would be certainly above or within the limit, or None."""
+    """Return the look at which values like these would be shown to be above or within the limit, or None."""
     if len(values) < 3:
         return next(rounds for rounds in LOOKS if rounds >= 3)
     centre, variance = mean_and_variance(list(map(math.log, values)))

@@ -256,18 +256,18 @@ def _undecided(effect: Effect, interval: Interval, alpha: float, min_effect: flo
     repeats = deciding_repeats(effect, alpha, min_effect)
     number = f"about {repeats}" if repeats else f"more than {MOST_REPEATS}"
     low, high = 100 * interval.low, 100 * interval.high
-    same = f"the same within {100 * _margin(min_effect):g} %"
-    why = f"the change is {low:+.2g} to {high:+.2g} %, neither a difference nor {same}; {number} {effect.unit}"
+    neither = f"so neither a difference nor sameness within {100 * _margin(min_effect):g} % is shown"
+    why = f"the change is {low:+.2g} to {high:+.2g} %, {neither}; {number} {effect.unit}"
     if effect.unit == "pairs":
-        return f"{why} would decide (--pairs)"
-    return f"{why} per side would decide, or benchd compare --live"
+        return f"{why} would settle it (--pairs)"
+    return f"{why} per side would settle it, or use benchd compare --live"
 
 
 def deciding_repeats(effect: Effect, alpha: float = ALPHA, min_effect: float = MIN_EFFECT) -> int | None:
-    """Return how many pairs, runs or days per side would probably decide, given this spread; None beyond MOST_REPEATS.
+    """Return how many pairs, runs or days per side would probably settle it at this spread; None beyond MOST_REPEATS.
 
-    They decide if, in 4 of 5 cases, the effect that they show is large or small enough. The observed effect is assumed
-    to be normally distributed around the present one, with the errors of both and the upper quartile of the true spread
+    They do if, in 4 of 5 cases, the effect that they show is large or small enough. The observed effect is assumed to
+    be normally distributed around the present one, with the errors of both and the upper quartile of the true spread
     given the observed one.
     """
     sides = 1.0 if effect.unit == "pairs" else 2.0

@@ -124,7 +124,7 @@ def other_model(record: Measured, other: Measured) -> str | None:
 
 
 def other_network(model: ModelFacts, other: ModelFacts) -> str | None:
-    """Return why this is a different network, regardless of its code and the values of its weights; else None."""
+    """Return how `other` is a different network from `model`, ignoring code and the values of weights; else None."""
     if model.options != other.options:
         names = sorted(
             name for name in model.options | other.options if model.options.get(name) != other.options.get(name)

@@ -82,10 +82,10 @@ def open_camera(
     if data and data.startswith("imagefolder:"):
         frames, source = _of_folder(Path(data.partition(":")[2]), count), data
     elif data in (None, "demo"):
-        frames, source = _drawn(count, seed), f"drawn frames of {FRAME_WIDTH} x {FRAME_HEIGHT}, seed {seed}"
+        frames, source = _drawn(count, seed), f"synthetic frames of {FRAME_WIDTH} x {FRAME_HEIGHT}, seed {seed}"
     else:
         raise UsageError(
-            f"--data {data}: a pipeline reads JPEG files; give imagefolder:DIR, or omit it for drawn frames"
+            f"--data {data}: a pipeline reads JPEG files; give imagefolder:DIR, or omit --data for synthetic frames"
         )
     camera = Camera(frames, f"{len(frames)} JPEG: {source}", shape, normalisation, torch.device("cpu"))
     return _on_gpu(camera, device) if device.type == "cuda" else camera

@@ -35,7 +35,10 @@ def held(uuid: str | None, root: Path = Path("/")) -> Held | str:
 def taken(before: Held | str, after: Held | str, build_s: float | None) -> tuple[int, bool] | str:
     """Return the growth between two results of `held` and whether it includes all processes, or why it is unknown."""
     if build_s is not None:
-        return "this process also built the engine, which took memory; a later process reports its own"
+        return (
+            "this process also built the engine, which took memory; a later process, which only loads the engine, "
+            "reports its own memory"
+        )
     if isinstance(after, str):
         return after
     if isinstance(before, str):

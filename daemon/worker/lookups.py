@@ -129,7 +129,7 @@ class _Watch(TorchFunctionMode):
         return set().union(*(self._origins[id(part)][1] for part in parts if id(part) in self._origins))
 
     def _within(self, func: Any, call: Call, index: Tensor) -> Call:
-        """Record the valid numbers of these indices' origins; return the call with indices that it accepts."""
+        """Record which values are valid for the inputs that `index` comes from; return the call with a valid index."""
 
         def takes(number: int) -> bool:
             args, kwargs = _with(call, index, torch.full_like(index, number))

@@ -36,7 +36,10 @@ def measure(step: Step, uuid: str | None) -> Occupancy | str:
 
 
 def _counted(step: Step, uuid: str | None) -> tuple[float | None, str]:
-    """Return the share of warps counted by hardware over about a second of runs, with gaps, or why there is none."""
+    """Return the share of warps, as counted by the hardware over about a second of runs, or why there is none.
+
+    The gaps between the runs count.
+    """
     if uuid is None:
         return None, "the GPU's UUID is unknown"
     counters = Gpm(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")

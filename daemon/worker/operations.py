@@ -28,8 +28,8 @@ class Operation(NamedTuple):
 def parting(one: Callable[[], object], other: Callable[[], object], share: float) -> Operation | None:
     """Return the operation of the first run from which on the results of the other run differ; None if there is none.
 
-    Results differ by more than `share` of the largest. An operation that the other run lacks counts if it is in half
-    precision, or if results differ after it, because number formats have different kernels.
+    Results differ by more than `share` of the largest value. An operation that the other run lacks counts if it is in
+    half precision, or if results differ after it, because number formats have different kernels.
     """
     first, second = _ran(one), _ran(other)
     names, others = ([(operation.name, operation.result.shape) for operation in side] for side in (first, second))

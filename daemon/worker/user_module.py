@@ -124,7 +124,7 @@ def _inputs(own: UserModule, module: nn.Module) -> list[InputSpec]:
     shape = getattr(module, "input_shape", None)
     if shape is None:
         raise UsageError(
-            f"give each input of the module without the batch, as in --input {user_inputs.EXAMPLES}, or a file or "
+            f"give each input of the module without the batch axis, as in --input {user_inputs.EXAMPLES}, or a file or "
             "function of inputs with --inputs, or give the module an attribute input_shape"
         )
     return [InputSpec("", "float32", [int(size) for size in shape])]

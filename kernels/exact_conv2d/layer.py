@@ -58,7 +58,7 @@ class SpikeConvolution:
         """Return whether our kernels should convolve `x`; raise Unavailable if they cannot but int8 weights require it.
 
         oneDNN's bfloat16 convolution is faster, but packs the weight in each call, which pays off only if the input is
-        larger.
+        larger than the weight.
         """
         is_able = skips_zeros_in(x)
         if self._per_weight == 1 and not (is_able and x.dtype == torch.float32):

@@ -261,7 +261,7 @@ def _states(
 
 
 def _rates(A: Tensor) -> Tensor:
-    """Return A for powers of two: exp2 takes a third of exp's time on a CPU."""
+    """Return A scaled for exp2 in place of exp, which takes three times as long on a CPU."""
     return (A * _LOG2_E).contiguous()
 
 

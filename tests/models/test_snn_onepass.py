@@ -102,7 +102,7 @@ def test_every_precision_a_compiler_and_an_exporter_take_it(kernels):
     assert model(images[:0]).shape == (0, 10)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(images), want)
-    # strict export before torch 2.10 refuses a tensor of the module's file: int8 is then made without it
+    # strict export in versions of torch before 2.10 refuses a tensor of the module's file: int8 is then made without it
     for strict in (False,) if torch.__version__.startswith(("2.8.", "2.9.")) else (False, True):
         exported = torch.export.export(model, (images,), strict=strict)
         torch.testing.assert_close(exported.module()(images), want)

@@ -63,7 +63,7 @@ def mosquitto(folder: Path) -> Iterator[Broker]:
         raise NotAvailable("mosquitto is not installed: apt install mosquitto")
     port = free_port()
     settings = SETTINGS.read_text().replace("/var/lib/mosquitto", str(folder))
-    user = "user root" if os.geteuid() == 0 else ""  # its own user may not enter the folder
+    user = "user root" if os.geteuid() == 0 else ""  # its own user cannot enter the folder
     (folder / "mosquitto.conf").write_text(f"{settings}\nlistener {port} {HOST}\nallow_anonymous true\n{user}\n")
     with subprocess.Popen([program, "-c", str(folder / "mosquitto.conf")], stderr=subprocess.DEVNULL) as process:
         try:

@@ -99,7 +99,7 @@ class Site:
 
     def _configure(self) -> None:
         broker = _BROKER.format(port=self.port, host=HOST, folder=self.folder)
-        # its own user may not enter the folder
+        # its own user cannot enter the folder
         (self.folder / "mosquitto.conf").write_text(broker + ("user root\n" if os.geteuid() == 0 else ""))
         facts = {"device": DEVICE, "host": HOST, "keep_alive_s": KEEP_ALIVE_S}
         (self.folder / "benchd.toml").write_text(_SERVICE.format(port=self.port, **facts))

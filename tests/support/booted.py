@@ -55,7 +55,7 @@ class Machine:
 
 @contextmanager
 def booted(folder: Path, *sources: Path) -> Iterator[Machine]:
-    """Yield a machine that shows `sources` under /srv; skip where this one may not boot it. `folder` is empty."""
+    """Yield a machine that shows `sources` under /srv; skip where this one cannot boot it. `folder` is empty."""
     if os.geteuid() != 0 or not SYSTEMD.exists():
         pytest.skip("needs root and systemd to boot a machine of its own")
     with _cgroup() as group, (folder.with_suffix(".log")).open("w+") as log:
@@ -99,7 +99,7 @@ def _leader(process: "subprocess.Popen[bytes]", log: str) -> int:
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            pytest.skip(f"this machine may not boot another: {Path(log).read_text().strip()}")
+            pytest.skip(f"this machine cannot boot another: {Path(log).read_text().strip()}")
         for child in psutil.Process(process.pid).children():
             with suppress(psutil.Error):  # it has just ended
                 if child.name() == "systemd":

@@ -55,7 +55,7 @@ def running_broker(
     port = port or free_port()
     lines = [f"listener {port} {HOST}", f"log_dest file {folder}/mosquitto.log", settings]
     if os.geteuid() == 0:
-        lines.append("user root")  # its own user may not enter the test's folder
+        lines.append("user root")  # its own user cannot enter the test's folder
     config = folder / "mosquitto.conf"
     config.write_text("\n".join(lines) + "\n")
     with subprocess.Popen([program("mosquitto"), "-c", str(config)]) as process:

@@ -151,7 +151,7 @@ def _run(command: list[str], stdin: Path, deadline_s: float, environment: dict[s
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()  # after an interrupt, Popen itself waits only a quarter of a second
     if any(mark in output for mark in _NO_PERMISSION):
-        raise Unsupported(f"may not read the GPU's counters: {COUNTERS_CURE}")
+        raise Unsupported(f"is not permitted to read the GPU's counters: {COUNTERS_CURE}")
     if child.returncode:
         raise Unsupported(f"ended with status {child.returncode}{nsight_csv.last_words(output)}")
     return output

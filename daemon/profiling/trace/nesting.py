@@ -62,7 +62,7 @@ class Nesting:
             call = int(self.parent[call])
 
     def at(self, thread: int, t_ns: int) -> int:
-        """Return the innermost call on a thread at a time, -1 if there is none."""
+        """Return the innermost call on a thread at this moment, -1 if there is none."""
         first, last = np.searchsorted(self.thread, [thread, thread + 1])
         call = int(first + np.searchsorted(self.start[first:last], t_ns, "right")) - 1
         return next((each for each in self.around(call) if self.end[each] > t_ns), -1) if call >= first else -1

@@ -137,8 +137,8 @@ def _reason(error: Exception) -> str:
         remedy = f"sudo {sys.executable} -m pip install jetson-stats, or"
         # for example on JetPack 7 (jetson_stats 880)
         if Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED").exists():
-            remedy = "pip may not install here, and jetson-stats' upgrade-jtop.sh uses its own environment:"
-        return f"jetson-stats is not installed for this Python: {remedy} name the Python that has it with jtop=PYTHON"
+            remedy = "pip is not allowed to install here, and jetson-stats' upgrade-jtop.sh uses its own environment:"
+        return f"jetson-stats is not installed for this Python: {remedy} use jtop=PYTHON to name the Python that has it"
     if isinstance(cause, (FileNotFoundError, ConnectionRefusedError)):
         return "the jtop service is not running: sudo systemctl restart jtop.service"
     if isinstance(cause, PermissionError):

@@ -41,7 +41,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
     ran = in_int8(run, inputs)
     if ran.total() < len(prepared.layers):
         raise Unsupported(
-            f"inductor runs only {ran.total()} of the {len(prepared.layers)} products that torchao quantised in int8, "
+            f"of the {len(prepared.layers)} products that torchao quantised, inductor runs only {ran.total()} in int8 "
             "and the others in float: use onnxruntime-int8"
         )
     facts = RuntimeFacts(

@@ -412,8 +412,8 @@ def _unclear(paths: Sequence[_Path]) -> str:
         noise, spread = path.bound.noise_mean, path.bound.spread
         if path.bound.jumps and noise > spread / (2 * FACTOR) and spread > CONSTANT:
             return (
-                f"rounding alone changes {_named(path.name)} by {noise:.1e} of the largest, but the answers to two "
-                f"inputs differ by only {spread:.1e}"
+                f"rounding alone changes {_named(path.name)} by {noise:.1e} of its largest value, but the answers "
+                f"to two inputs differ by only {spread:.1e}"
             )
     return ""
 
@@ -538,7 +538,8 @@ def changed(before: Mapping[str, Array], after: Mapping[str, Array], limits: Bou
         bound = limits.of(name)
         distance = float(_distances(before[name].reshape(1, -1), after[name].reshape(1, -1))[0]) / bound.largest
         if distance > bound.limit:
-            return f"{_named(name)} is off by {_finite(distance):.1e} of the largest from the answer to the same inputs"
+            by = f"{_finite(distance):.1e} of its largest value"
+            return f"{_named(name)} is off by {by} from the answer to the same inputs"
     return ""
 
 
@@ -606,7 +607,7 @@ def _numbers(values: Array) -> Array:
 
 
 def _shares(exact: Array, answers: Array, bound: Bound) -> Array:
-    """Return each row's error as a share of the largest exact answer, or of the row's own largest if larger."""
+    """Return each row's error as a share of the largest exact answer, or of the row's own largest value if larger."""
     own = 0.0 if bound.whole else np.abs(_numbers(exact)).max(axis=1, initial=0.0)
     shares: Array = _distances(exact, answers) / np.maximum(bound.largest, own)
     return shares

@@ -235,7 +235,7 @@ def test_a_dla_computes_in_half_precision(monkeypatch):
     [
         (errno.EPERM, "", "/dev/nvidiactl cannot be opened: a device rule closes it"),
         (errno.EPERM, "DevicePolicy=closed", "DevicePolicy=closed, and no DeviceAllow= lists it"),
-        (errno.EPERM, "ProtectClock=yes", "ProtectClock= hides it before systemd 253"),
+        (errno.EPERM, "ProtectClock=yes", "ProtectClock= hides it in versions of systemd before 253"),
         (errno.EACCES, "", "its mode excludes this user"),
         (errno.ENODEV, "", None),
     ],

@@ -77,7 +77,7 @@ def test_a_folder_is_due_at_first_at_its_time_and_after_a_change():
 
 
 def test_a_folder_whose_file_the_service_may_read_by_now_is_due():
-    with tempfile.TemporaryDirectory() as place:  # another user may not enter pytest's own folders
+    with tempfile.TemporaryDirectory() as place:  # another user cannot enter pytest's own folders
         Path(place).chmod(0o755)
         for name in (manifests.MANIFEST, "model.onnx"):
             Path(place, name).write_text("{}")

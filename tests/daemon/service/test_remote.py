@@ -55,7 +55,8 @@ def test_a_run_names_a_suite_or_lists_and_neither_both_nor_nothing(asked):
     reasons = [answer.get("reason") for answer in asked.answers().values()]
     asked.hear("run", suite="s", models=["square"])
     (both,) = asked.answers().values()
-    assert reasons == ["give a suite or lists; the command `list` returns the suites"] * 3 + [None]
+    nothing = "give a suite, or lists such as models and variants; the command `list` returns the suites"
+    assert reasons == [nothing] * 3 + [None]
     assert both["reason"].endswith("give either a suite, or lists and a preset")
     assert [run.left for run in asked.agenda.runs] == [["square,eager,b1"]]
 

@@ -1,4 +1,4 @@
-"""The manifest: its published schema, and what one that was made to fit may not say."""
+"""The manifest: its published schema, and what one that was made to fit must not say."""
 
 import json
 from pathlib import Path

@@ -188,7 +188,7 @@ def test_what_lies_at_a_limit_is_not_told_to_take_more_time(tmp_path):
         r"eager: memory 256 MiB \(256 .* in \d+ processes, none above 256 MiB\) may or may not stay within 256 MiB",
         reason,
     )
-    assert "more time does not help: change the limit" in reason
+    assert "more time will not help: change the limit" in reason
     assert "more rounds" not in reason
 
 
@@ -233,7 +233,7 @@ def test_when_the_time_is_up_it_says_what_is_open_and_how_long_that_takes(tmp_pa
     found = racing.run()
     assert (found.winner, found.is_open, len(script.ran)) == (None, True, 2)
     assert re.search(
-        r"\w+ and \w+ cannot be told apart yet; about \d+ more rounds \(\S+ minutes\) would decide", found.reason
+        r"\w+ and \w+ cannot be told apart yet; about \d+ more rounds \(\S+ minutes\) would settle it", found.reason
     )
 
 

@@ -214,7 +214,7 @@ def test_a_change_that_a_further_run_may_show_too_is_no_change():
     assert verdict.answer == "inconclusive"
     assert verdict.interval.low < -0.02
     assert verdict.interval.high > 0.06
-    assert "about 25 runs per side would decide" in verdict.reason
+    assert "about 25 runs per side would settle it" in verdict.reason
     assert only(runs, [run([value * 1.08 for value in FAST])]).verdict.answer == "slower"
 
 

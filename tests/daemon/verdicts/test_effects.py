@@ -135,7 +135,7 @@ def test_what_would_decide_grows_with_the_spread(effect, repeats):
         (0.0049, 0.0001, 0.005, "same", ""),
         (0.0051, 0.0001, 0.005, "slower", ""),
         (-0.0051, 0.0001, 0.005, "faster", ""),
-        (0.02, 0.02, 0.005, "inconclusive", "neither a difference"),
+        (0.02, 0.02, 0.005, "inconclusive", "neither a difference nor sameness"),
         (0.0095, 0.0005, 0.02, "same", ""),
         (0.019, 0.001, 0.02, "inconclusive", "below the smallest that counts here, 2 %"),
         (0.0003, 0.0074, 0.02, "same", ""),  # [-1.55, 1.61] %

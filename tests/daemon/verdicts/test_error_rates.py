@@ -206,7 +206,7 @@ def test_identical_code_stays_green_over_a_plan_of_thirty(count, min_effect, bet
 
 
 def decided_by_as_many(shape, between_runs, effect, seed=12):
-    """Return the share of inconclusive comparisons that as many runs per side as their reason names would decide."""
+    """Return the share of inconclusive comparisons that as many runs per side as their reason names would settle."""
     rng, answers = np.random.default_rng(seed), []
     for found in sides(rng, shape, between_runs, effect):
         seen = runs_effect(*found)

@@ -1,4 +1,4 @@
-"""Results of other tools, in the words that they print: read right, or refused in a sentence."""
+"""Results of other tools, in the words that they print: read right, or refused with a message."""
 
 import json
 import re

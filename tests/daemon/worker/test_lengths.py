@@ -100,4 +100,4 @@ def test_the_note_below_the_table_has_the_percentiles_of_each_class():
     from records_made import made, timing
 
     record = made(parts={"length_64": timing(2.0), "length_16": timing(1.0)}, timing=timing(1.5))
-    assert "length to 16 p50 1 ms, length to 64 p50 2 ms" in scenario_note(record)
+    assert "length up to 16 p50 1 ms, length up to 64 p50 2 ms" in scenario_note(record)

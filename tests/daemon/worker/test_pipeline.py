@@ -27,7 +27,7 @@ def test_each_stage_is_timed_and_the_answers_are_judged(tmp_path, variant, batch
     assert list(process.raw) == ["total", "decode", "resize", "normalise", "copy", "model", "post"]
     spent_ms = sum(part.mean_ms for part in process.parts.values())
     assert spent_ms == pytest.approx(process.timing.mean_ms, rel=1e-6)
-    assert outcome.model.data == "64 JPEG: drawn frames of 640 x 480, seed 0"
+    assert outcome.model.data == "64 JPEG: synthetic frames of 640 x 480, seed 0"
     assert process.throughput_per_s > 0
     assert outcome.missing["accuracy"] == "the images of pipeline have no labels: measure it with single_stream"
 

@@ -53,7 +53,7 @@ def test_a_net_that_claims_int8_and_runs_float_is_refused(installed, tmp_path, m
     monkeypatch.setattr(torchao.inductor, "compile", lambda graph, inputs, options: graph)
     found = ran(tmp_path)
     assert (found.process.status, found.process.timing) == ("unsupported", None)
-    assert "inductor runs only 0 of the 1 products that torchao quantised in int8" in found.process.reason
+    assert "of the 1 products that torchao quantised, inductor runs only 0 in int8" in found.process.reason
 
 
 @pytest.mark.parametrize(

@@ -345,7 +345,7 @@ REFUSED = {
     "wrong": ([], UsageError, r"--module zoo\.py:wrong: it returned dict, not torch\.nn\.Module"),
     "answer": ([], UsageError, r"--module zoo\.py:answer: this is int, not a function"),
     "absent": ([], UsageError, r"--module zoo\.py:absent: zoo\.py has no 'absent'"),
-    "lazy": ([], UsageError, "give each input of the module without the batch, as in --input 3x224x224"),
+    "lazy": ([], UsageError, "give each input of the module without the batch axis, as in --input 3x224x224"),
     "Named": (["int64:6"], UsageError, r"--input int64:6: Named\.forward\(.*ids, mask\).*give each of its inputs"),
 }
 
