@@ -110,7 +110,7 @@ def _choices(records: list[Record]) -> Iterator[Choice]:
     for decision in decide(records, Requirements()):
         name, record = next(iter(decision.candidates.items()), ("", None))
         of_few = [f"fastest, {of_processes(decision)}"] if decision.fastest else []
-        slowing = [flag for flag in (*doubts.BUSY, "throttled", "low_clock") if record and flag in record.flags]
+        slowing = sorted(doubts.SLOWED.intersection(record.flags)) if record else []
         yield Choice(
             subject=decision.subject,
             device_id=records[0].device_id,

@@ -16,7 +16,7 @@ from benchd.daemon.measuring.plan import Planned, in_rounds
 from benchd.daemon.measuring.protocol import StageName
 from benchd.daemon.measuring.session import Sink
 from benchd.daemon.records import Accuracy, Case, Energy, Record, Timing, Variant, of_range, usable_variants
-from benchd.daemon.reporting.results_table import figure, print_table, terms
+from benchd.daemon.reporting.results_table import ALL_COLUMNS, NO_SENSOR, figure, print_table, terms
 from benchd.daemon.reporting.scenario_note import scenario_note
 from benchd.daemon.reporting.tables import figures, print_rows
 from benchd.daemon.runtimes import FILE_BACKENDS
@@ -112,7 +112,7 @@ class Screen(Sink):
             if warning := doubts.warning(self._records):
                 self._out.print(warning, markup=False, soft_wrap=True)
             print_table(self._out, self._records)
-            for note in (*terms(self._records, self._out.width), *_notes(self._records)):
+            for note in (*terms(self._records, self._out.width), *_notes(self._records, self._out.width)):
                 self._out.print(note, markup=False)
             interrupted = [one.subject for one in decisions if _is_interrupted(one)]
             for subject in interrupted:
@@ -199,8 +199,8 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes / 60.0:.1f} h"
 
 
-def _notes(records: Sequence[Record]) -> list[str]:
-    """Return notes on why cases did not run, and on the limits of the figures."""
+def _notes(records: Sequence[Record], width: int) -> list[str]:
+    """Return notes on why cases did not run, and on the limits of the figures in a table of this width."""
     notes = [f"{record.status}: {_name(record.case)}: {record.reason}" for record in records if record.status != "ok"]
     notes += _check_notes(records)
     measured = [record for record in records if record.timing]
@@ -218,8 +218,7 @@ def _notes(records: Sequence[Record]) -> list[str]:
     notes += [f"clock: never set ({unset.t_wall}), so the time of the measurement is unknown"] if unset else []
     notes += list(dict.fromkeys(note for record in measured for note in _cpu_notes(record)))
     notes += [_slow_clock(record) for record in measured if "clock_below_range" in record.flags]
-    notes += list(dict.fromkeys(filter(None, map(_uncounted, measured))))
-    notes += list(dict.fromkeys(_below_floor(record) for record in measured if "faster_than_floor" in record.flags))
+    notes += _floor_notes(measured) if width >= ALL_COLUMNS else []
     notes += [note for record in measured if (note := levels_note(record))]
     without = [record for record in measured if NO_INTERVAL in record.missing]
     for reason in dict.fromkeys(record.missing[NO_INTERVAL] for record in without):
@@ -326,11 +325,14 @@ def _holds(timing: Timing | None, median_ms: float) -> bool:
 
 def _audit_notes(measured: Sequence[Record]) -> list[str]:
     cached = [record.case_id for record in measured if "repeated_input_faster" in record.flags]
-    notes = [f"audit: {name} is faster on inputs that it has seen before: it caches answers" for name in cached]
+    return [f"audit: {name} is faster on inputs that it has seen before: it caches answers" for name in cached]
+
+
+def _floor_notes(measured: Sequence[Record]) -> list[str]:
+    notes = list(dict.fromkeys(filter(None, map(_uncounted, measured))))
+    notes += list(dict.fromkeys(_below_floor(record) for record in measured if "faster_than_floor" in record.flags))
     if any("probes_moved" in record.flags for record in measured):
-        notes.append(
-            "peak rates: they changed by more than 3 % during this run (clocks or load), and x of floor with them"
-        )
+        notes.append("x of floor: the probed peak rates changed by more than 3 % during this run (clocks or load)")
     return notes
 
 
@@ -350,7 +352,7 @@ def _energy_notes(measured: Sequence[Record]) -> list[str]:
     """Return the scope of each energy, and why some are missing; energies with different scopes are not comparable."""
     reasons = {r.missing.get("energy", "") for r in measured if r.energy is None}
     if reasons and reasons <= {"no_sensor", ""}:
-        return ["energy: no power sensor was read; run `benchd doctor` for the reason"]
+        return [f"energy: {NO_SENSOR}"]
     scopes: dict[str, list[Energy]] = {}
     for record in measured:
         if record.energy:

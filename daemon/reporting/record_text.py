@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from benchd.daemon.records import Floor, Record
-from benchd.daemon.reporting.results_table import figure
+from benchd.daemon.reporting.results_table import NO_SENSOR, figure
 from benchd.daemon.verdicts import doubts
 from benchd.daemon.verdicts.compare import command
 from benchd.daemon.verdicts.rows import row
@@ -21,6 +21,7 @@ def lines(record: Record, where: str = "") -> Iterator[str]:
     """
     environment = msgspec.structs.asdict(record.environment)
     groups = {name: value for name, value in environment.items() if isinstance(value, dict)}
+    missing = {name: NO_SENSOR if why == "no_sensor" else why for name, why in record.missing.items()}
     doubt = doubts.words(doubts.of(record))
     more = [f", {record.reason}" if record.reason else "", f" (doubtful: {doubt})" if record.timing and doubt else ""]
     yield "".join([f"{record.case_id}: {record.status}", *more])
@@ -28,7 +29,7 @@ def lines(record: Record, where: str = "") -> Iterator[str]:
     if record.floor and record.timing:
         yield from _section("roofline", _roofline(record.floor, record.timing.median_ms))
     yield from _section("environment", {name: value for name, value in environment.items() if name not in groups})
-    for name, group in {**groups, "limits": record.limits, "missing": record.missing}.items():
+    for name, group in {**groups, "limits": record.limits, "missing": missing}.items():
         yield from _section(name, group)
     yield "measure it again"
     yield f"  {command(record, records=where)}"

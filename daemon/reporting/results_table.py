@@ -29,6 +29,16 @@ MEANINGS = {
 }
 """The meanings of those parts of a variant's name that are not the name of a runtime."""
 
+DOUBTS = {
+    "busy": "other programs ran, so the time may be far too long",
+    "jumps": "the time jumps between two levels",
+    "drifts": "the time drifts, so the interval may be too narrow",
+    "not warm": "the time was still changing when the warm-up had to end",
+}
+"""The meanings of the words beside a time."""
+
+NO_SENSOR = "no power sensor was read; run `benchd doctor` for the reason"
+
 
 @dataclass(frozen=True)
 class _Column:
@@ -66,6 +76,10 @@ def terms(records: Sequence[Record], width: int) -> list[str]:
         "[95 %] or ±: where the true median lies with 95 % confidence": any(
             one.timing and one.timing.low_ms for one in timed
         ),
+        **{
+            f"{word}: {meaning}": any(doubts.short(record) == word for record in timed)
+            for word, meaning in DOUBTS.items()
+        },
         "p99: 99 % of the runs are faster; needs 662 runs per process": width >= ALL_COLUMNS
         and any(record.timing and record.timing.p99_ms for record in timed),
         "check: the largest error against float64, as a share of the largest answer": bool(checks),
@@ -163,7 +177,7 @@ def _variant(record: Record) -> str:
 def median_and_interval(record: Record) -> str:
     """Return the median in ms with its 95 % interval, or a remark that there is none; a dash if it was not timed.
 
-    The text is `busy` if other processes used the machine, and `dropped` if the median request was dropped.
+    What puts the time most in doubt follows it (`doubts.SHORT`). If the median request was dropped, it is `dropped`.
     """
     timing = record.timing
     if timing and dropped_half(record):
@@ -171,8 +185,8 @@ def median_and_interval(record: Record) -> str:
     if timing is None:
         return figure(None)
     if timing.low_ms is None or timing.high_ms is None:
-        return f"{figure(timing.median_ms)}, no interval{_busy(record)}"
-    return f"{figure(timing.median_ms)} [{figure(timing.low_ms)}, {figure(timing.high_ms)}]{_busy(record)}"
+        return f"{figure(timing.median_ms)}, no interval{_doubt(record)}"
+    return f"{figure(timing.median_ms)} [{figure(timing.low_ms)}, {figure(timing.high_ms)}]{_doubt(record)}"
 
 
 def _median_and_error(record: Record) -> str:
@@ -189,11 +203,12 @@ def _median_and_error(record: Record) -> str:
     if not half_ms or half_ms >= timing.median_ms:  # a time cannot be 0 or negative
         return median_and_interval(record)
     digits = max(0, 1 - math.floor(math.log10(half_ms)))
-    return f"{timing.median_ms:.{digits}f} ± {half_ms:.{digits}f}{_busy(record)}"
+    return f"{timing.median_ms:.{digits}f} ± {half_ms:.{digits}f}{_doubt(record)}"
 
 
-def _busy(record: Record) -> str:
-    return " busy" if doubts.busy([record]) else ""
+def _doubt(record: Record) -> str:
+    word = doubts.short(record)
+    return f" {word}" if word else ""
 
 
 def _x_of_floor(record: Record) -> str:

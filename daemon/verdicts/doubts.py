@@ -45,6 +45,17 @@ PLAIN = BUSY | {
 }
 """The wording of flags that are not shown by name."""
 
+SLOWED = {*BUSY, "low_clock", "throttled"}
+"""Flags of times that are longer than the machine's own at full clocks."""
+
+SHORT = {
+    "busy": BUSY.keys(),
+    "jumps": {"two_levels"},
+    "drifts": {"correlated_blocks"},
+    "not warm": {"warm_up_not_steady"},
+}
+"""The words beside a time in a table, worst doubt first, and the flags they stand for."""
+
 
 def of(record: Record, *, joules: bool = False) -> list[str]:
     """Return the flags that put the time of a record in doubt and, if `joules` is set, also its energy."""
@@ -66,6 +77,11 @@ def mark(records: Iterable[Record]) -> str:
     """Return the suffix for a figure or verdict from these records, which is empty if they were not disturbed."""
     flags = busy(list(records))
     return f" ({words(flags)})" if flags else ""
+
+
+def short(record: Record) -> str:
+    """Return the word beside a time in a table for the worst doubt about it; empty if there is none."""
+    return next((word for word, flags in SHORT.items() if flags & set(record.flags)), "")
 
 
 def warning(records: Iterable[Record]) -> str | None:

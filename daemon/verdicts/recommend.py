@@ -65,17 +65,19 @@ class Requirements(Struct, frozen=True, kw_only=True):
 class Decision(Struct, frozen=True, kw_only=True):
     """The decision on one model, by variant names. `ship` is None if no variant can be chosen.
 
-    `rests_on_joules` is set if energy ranks the variants or is limited. `candidates` are ranked, best first; `tied` are
-    those that cannot be distinguished from the best; `excluded` gives the reason for each other variant. `ratio` is the
-    runner-up's figure divided by the best one's; if both have at least three processes, it is the ratio of their
-    geometric means, with its 95 % interval. With fewer processes, or with any `unsettled` variant, nothing is shipped:
-    `fastest` is then the best variant, if the intervals within processes distinguish it. `unsettled` are variants that
-    are excluded because they ran at a different rate, and that could be better than the best. `mixed` is the reason if
-    the variants are not all of the same model: then nothing is shipped.
+    `max_latency_ms` is the limit, whose figure the line prints. `rests_on_joules` is set if energy ranks the variants
+    or is limited. `candidates` are ranked, best first; `tied` are those that cannot be distinguished from the best;
+    `excluded` gives the reason for each other variant. `ratio` is the runner-up's figure divided by the best one's; if
+    both have at least three processes, it is the ratio of their geometric means, with its 95 % interval. With fewer
+    processes, or with any `unsettled` variant, nothing is shipped: `fastest` is then the best variant, if the intervals
+    within processes distinguish it. `unsettled` are variants that are excluded because they ran at a different rate,
+    and that could be better than the best. `mixed` is the reason if the variants are not all of the same model: then
+    nothing is shipped.
     """
 
     subject: str
     objective: Objective = "latency"
+    max_latency_ms: float | None = None
     rests_on_joules: bool = False
     ship: str | None = None
     fastest: str | None = None
@@ -257,6 +259,7 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
     return Decision(
         subject=subject,
         objective=objective,
+        max_latency_ms=requirements.max_latency_ms,
         rests_on_joules=objective == "energy" or bool(requirements.max_energy_j or requirements.max_power_w),
         ship=winner if is_confirmed else None,
         fastest=None if is_confirmed else winner,
@@ -465,8 +468,12 @@ def _too_slow(record: Record, limit: float | None) -> str | None:
             counts = f"{record.requests.dropped} of {record.requests.asked} requests were dropped"
             return f"has no p99 to compare with {limit:.4g} ms ({counts}): {LONGER}, or lower --rate"
         return f"has no interval to compare with {limit:.4g} ms: {LONGER}"
-    by_p99 = record.timing and record.timing.p99_ms
-    return _above("p99" if by_p99 else "latency", latency_ms(record), limit, "ms")
+    return _above(_limited(record), latency_ms(record), limit, "ms")
+
+
+def _limited(record: Record) -> str:
+    """Return the name of the figure that a limit on the latency applies to."""
+    return "p99" if record.timing and record.timing.p99_ms else "latency"
 
 
 def _above(quantity: str, value: float | None, limit: float | None, unit: str) -> str | None:
@@ -550,14 +557,14 @@ def figure(record: Record, objective: Objective) -> RankedFigure:
 def line(decision: Decision) -> str:
     """Return the decision as one line of text."""
     if decision.ship:
-        figures = _figures(decision.candidates[decision.ship])
+        figures = _figures(decision.candidates[decision.ship], decision.max_latency_ms)
         words = [decision.ship, *figures, *(f"({more})" for more in _beside(decision))]
         return f"{decision.subject}: ship: {'  '.join(words)}"
     if decision.fastest:
-        figures = [*_figures(decision.candidates[decision.fastest]), *_beside(decision)]
+        figures = _figures(decision.candidates[decision.fastest], decision.max_latency_ms)
         best = "least energy" if decision.objective == "energy" else "fastest"
         verdict = f"{best} here ({of_processes(decision)}): {decision.fastest}; {_more(decision)} confirms it"
-        return f"{decision.subject}: {verdict} ({', '.join(figures)})"
+        return f"{decision.subject}: {verdict} ({', '.join([*figures, *_beside(decision)])})"
     if not decision.tied:
         return f"{decision.subject}: nothing to ship{_because(decision.mixed or '')}"
     beside = [of_processes(decision), *_flagged(decision, decision.tied)]
@@ -668,11 +675,13 @@ def untried(decision: Decision) -> list[str]:
     ]
 
 
-def _figures(record: Record) -> list[str]:
+def _figures(record: Record, max_latency_ms: float | None) -> list[str]:
     latency = f"{record.timing.median_ms:.4g} ms" if record.timing else ""
     if record.requests:
         at_rate = f"{record.requests.rate_hz:.4g} requests per second"
         latency = at_rate if _is_by_rate(record) else f"{latency} at {at_rate}"
+    if max_latency_ms is not None:
+        latency += f", {_limited(record)} {latency_ms(record):.4g} of {max_latency_ms:.4g} ms"
     share = [f"{record.accuracy.metric} {accuracy.figure(record.accuracy)}"] if record.accuracy else []
     return [latency, _energy(record.energy), f"check ok{agreement(record.check)}", *share]
 

@@ -38,10 +38,11 @@ ENERGY = msgspec.structs.replace(
 )
 
 
-def shown(*records, as_json=False):
+def shown(*records, as_json=False, width=console.PLAIN_WIDTH):
     """Return what a pass over these records prints to standard output and to standard error."""
     out, err = io.StringIO(), io.StringIO()
     screen = Screen(out, err, as_json)
+    screen._out.width = width
     screen.begin(PLAN)
     screen.stage(PLAN[0], 0, "warm_up")
     for record in records:
@@ -86,7 +87,9 @@ def test_what_disturbed_and_what_the_audits_found_stand_below_the_table():
     out, _ = shown(made(processes=[process], flags=["probes_moved", "repeated_input_faster"]))
     assert "1 of 3 blocks of runs disturbed by CPU taken by other virtual machines: 4.5 ms excluding them, 5 ms" in out
     assert "audit: vim_tiny,eager,b1 is faster on inputs that it has seen before" in out
-    assert "peak rates: they changed by more than 3 % during this run" in out
+    assert "x of floor: the probed peak rates changed by more than 3 % during this run" in out
+    narrow, _ = shown(made(flags=["probes_moved"]), width=100)
+    assert "x of floor" not in narrow  # the column is not shown either
     plain, _ = shown(made())
     assert not any(word in plain for word in ("blocks disturbed", "audit:", "rates changed"))
 

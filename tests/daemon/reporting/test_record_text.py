@@ -1,8 +1,11 @@
 """A record as lines of text: the roofline as bars."""
 
+from pathlib import Path
+
 from records_made import floor, made, timing
 
 from benchd.daemon.reporting.record_text import WIDTH, lines
+from benchd.daemon.verdicts.rows import row
 
 
 def test_the_roofline_shows_how_much_of_each_probed_rate_a_run_uses():
@@ -28,3 +31,10 @@ def test_the_roofline_shows_how_much_of_each_probed_rate_a_run_uses():
 def test_the_headline_says_what_puts_the_time_in_doubt():
     record = made(flags=["two_levels", "busy_machine"], timing=timing(4.0))
     assert next(lines(record)) == f"{record.case_id}: ok (doubtful: busy machine, jumps between two speeds)"
+
+
+def test_every_field_is_explained_on_the_page_about_records_and_missing_energy_in_words():
+    page = (Path(__file__).parents[3] / "docs/records.md").read_text()
+    assert [name for name in row(made()) if f"`{name}`" not in page] == []
+    text = " ".join("\n".join(lines(made(missing={"energy": "no_sensor"}))).split())
+    assert "energy no power sensor was read; run `benchd doctor` for the reason" in text

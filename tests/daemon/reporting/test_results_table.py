@@ -97,6 +97,15 @@ def test_a_terminal_that_is_called_dumb_keeps_its_width(columns):
     os.close(follower)
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_row_is_marked_by_what_makes_its_time_doubtful_most(width):
+    flags = {"two_levels": "jumps", "correlated_blocks": "drifts", "warm_up_not_steady": "not warm", "steal": "busy"}
+    for flag, mark in flags.items():
+        found = [made(timing=timing(4.0, low_ms=3.9, high_ms=4.1), flags=["warm_up_not_steady", flag])]
+        assert re.search(rf"(\] | 0\.100 ){mark}\b", table(width, found))
+        assert f"{mark}: " in " ".join(terms(found, width))
+
+
 @pytest.mark.parametrize("width", [160, 100, 60])
 def test_the_median_of_a_server_that_dropped_half_its_requests_is_dropped(width):
     dropped = requests(dropped=900, met=None)

@@ -120,6 +120,13 @@ def test_flags_that_put_the_joules_in_doubt_are_named_where_joules_decide_or_are
     assert "doubtful" not in line(only(records))
 
 
+def test_the_line_gives_the_figure_that_the_latency_limit_was_compared_with():
+    many = candidate("eager", 4.0, timing=timing(4.0, low_ms=3.9, high_ms=4.1, p99_ms=9.155))
+    assert line(only([many], max_latency_ms=33.0)).startswith("vim_tiny b1: ship: eager  4 ms, p99 9.155 of 33 ms  ")
+    few = candidate("eager", 4.0, timing=timing(4.0, low_ms=3.9, high_ms=4.1), count=1)
+    assert "(4 ms, latency 4.1 of 33 ms, energy not measured" in line(only([few], max_latency_ms=33.0))
+
+
 def test_flags_that_put_a_time_in_doubt_and_other_runs_are_named():
     best = candidate("custom", 4.0, flags=["busy_machine", "service", "warm_up_not_steady"])
     decided = line(only([best, candidate("eager", 8.0, flags=["low_clock"], suite_id="s2")]))
