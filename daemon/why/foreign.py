@@ -9,8 +9,9 @@ import csv
 import io
 import math
 import re
+import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Literal
@@ -29,8 +30,9 @@ class Foreign(Struct, frozen=True, kw_only=True):
     """Another tool's result, in ms per call: `latency_ms` by statistic, and the statistic that is usually quoted.
 
     `in_flight` requests share `streams` streams: excess requests wait, which counts as latency. `same_input` is set if
-    every call reads the same values. Values that are missing from the file are the tool's default, or None. `means`
-    says what the number stands for, and `notes` what it excludes.
+    every call reads the same values, and `span` to the ends between which the tool draws floats. Values that are
+    missing from the file are the tool's default, or None. `means` says what the number stands for, and `notes` what it
+    excludes.
     """
 
     tool: str
@@ -45,6 +47,7 @@ class Foreign(Struct, frozen=True, kw_only=True):
     threads: int | None = None
     precision: Precision | None = None
     same_input: bool = True
+    span: tuple[float, float] | None = None
     warm_up: str = ""
     notes: list[str] = []
 
@@ -57,7 +60,10 @@ class Foreign(Struct, frozen=True, kw_only=True):
 def read(path: Path) -> Foreign:
     """Return the result in a file; raise UsageError for an unknown tool, truncated or failed output, or two results."""
     try:
-        if path.stat().st_size > MOST_BYTES:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # reading a pipe would wait for a writer
+            raise UsageError(f"{path}: not a regular file; save the tool's output in one")
+        if found.st_size > MOST_BYTES:
             raise UsageError(f"{path}: larger than 64 MiB, so not a result; give the tool's final output")
         text = _decoded(path.read_bytes())
     except OSError as error:
@@ -73,19 +79,23 @@ def read(path: Path) -> Foreign:
             f"{path}: not recognised; benchd reads trtexec (log, --exportTimes), benchmark_app (console, report), "
             "perf_analyzer (-f), onnxruntime_perf_test, LiteRT benchmark_model, optimum-benchmark and ultralytics"
         )
-    if any(each != results[0] for each in results):
+    result, *others = results
+    if any(each != result for each in others):
         raise UsageError(f"{path}: contains {len(results)} different results; give a file with a single result")
-    ms = results[0].latency_ms
+    ms = result.latency_ms
     low, high = ms.get("min", 0.0), ms.get("max", math.inf)
     if not all(0.99 * low <= each <= 1.01 * high and 0.0 < each < math.inf for each in ms.values()):  # rounded
         raise UsageError(f"{path}: latencies that cannot all be right ({ms}, in ms): truncated or edited file")
-    return results[0]
+    counts = (result.batch, result.threads, result.streams, result.in_flight)
+    if any(count is not None and count < 1 for count in counts):
+        raise UsageError(f"{path}: a batch, threads, streams or requests below 1: truncated or edited file")
+    return result
 
 
 def _decoded(content: bytes) -> str:
-    """Return the text without colours; Windows consoles write a byte order mark, and UTF-16."""
-    encoding = "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
-    return re.sub(r"\x1b\[[\d;]*m", "", content.decode(encoding, errors="replace")).replace("\r\n", "\n")
+    """Return the text without colours and byte order marks; Windows consoles write the latter, and UTF-16."""
+    encoding = "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8"
+    return re.sub(r"\ufeff|\x1b\[[\d;]*m", "", content.decode(encoding, errors="replace")).replace("\r\n", "\n")
 
 
 class _Unreadable(Exception):
@@ -95,29 +105,25 @@ class _Unreadable(Exception):
 def _json_results(text: str) -> list[Foreign]:
     try:
         content = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise _Unreadable(f"the JSON is truncated or damaged ({error})") from error
     if isinstance(content, list):
         return [_export_times(content)] if content and "computeMs" in content[0] else []
     if "execution_results" in content or "configuration_setup" in content:
         return [_benchmark_report(content)]
     if "forward" in content or "report" in content:
-        return [_optimum(content.get("report", content))]
+        return [_optimum(content.get("report", content), content.get("config") or {})]
     return []
 
 
 def _text_results(text: str) -> list[Foreign]:
-    for marker, reader in _TEXTS.items():
-        if re.search(marker, text, re.MULTILINE):
-            parts = _parts(text, marker)
-            return [reader(part) for part in parts]
-    return []
+    return [reader(part) for marker, reader in _TEXTS.items() for part in _parts(text, marker)]
 
 
 def _parts(text: str, marker: str) -> list[str]:
-    """Split the text at the start of each of the tool's runs."""
+    """Split the text at the start of each of the tool's runs; return none if there is no run."""
     begins = [match.start() for match in re.finditer(marker, text, re.MULTILINE)]
-    return [text[begin:end] for begin, end in zip(begins, [*begins[1:], len(text)], strict=True)]
+    return [text[begin:end] for begin, end in pairwise([*begins, len(text)])]
 
 
 def _numbers(text: str, pattern: str) -> list[float]:
@@ -150,6 +156,9 @@ _PRECISIONS: dict[str, Precision] = {
 _N = r"([\d.,]+(?:[eE][+-]?\d+)?)"
 
 
+_QUERY = "a query's input copy, computation and output copy, excluding the wait for the query queued before it"
+
+
 def _trtexec(text: str) -> Foreign:
     if "&&&& PASSED" not in text:
         raise _Unreadable("trtexec did not end with PASSED: the log is truncated, or the run failed")
@@ -159,18 +168,21 @@ def _trtexec(text: str) -> Foreign:
     queries = _required(text, rf"Throughput: {_N} qps", "the line Throughput")[0]
     precision = re.search(r"Precision: (\S+)", text)
     streams = _whole(text, r"Inference Streams: (\d+)") or 1
+    copies = "Data transfers: Disabled" not in text
+    clock = _found(text, r"Compute Clock Rate: (.+)")
     return Foreign(
         tool="trtexec",
         quoted="median",
         latency_ms={"min": low, "max": high, "mean": mean, "median": middle},
         throughput_per_s=queries,
-        means="a query's input copy, computation and output copy, excluding the wait for the query queued before it",
+        means=_QUERY if copies else "a query's computation, without the copies that ours includes",
         batch=_whole(text, r"Created input binding for \S+ with dimensions (\d+)"),
         streams=streams,
         in_flight=streams,
         precision=_PRECISIONS.get(precision[1]) if precision else None,
+        span=None if "<-" in text else (-1.0, 1.0),  # with --loadInputs
         warm_up=_found(text, r"Duration: [\d.]+s \(\+ ([\d.]+ms) warm up\)"),
-        notes=["TF32 unless --noTF32", "transfers unless --noDataTransfers"],
+        notes=["TF32 unless --noTF32", *([f"their GPU's clock: at most {clock}"] if clock else [])],
     )
 
 
@@ -187,7 +199,7 @@ def _export_times(rows: Sequence[Mapping[str, Any]]) -> Foreign:
         tool="trtexec --exportTimes",
         quoted="median",
         latency_ms=_statistics(float(row["latencyMs"]) for row in kept),
-        means="a query's input copy, computation and output copy, excluding the wait for the query queued before it",
+        means=_QUERY,
         warm_up="200 ms",
         notes=[f"{len(kept)} of {len(rows)} queries, excluding the first 200 ms"],
     )
@@ -202,14 +214,20 @@ _BENCHMARK_MEANS = "one of the requests in flight together, from start to answer
 _PERCENTILE = "a percentile instead of the median: run benchmark_app without -latency_percentile"
 
 
+def _of_each(threads: int | None, streams: int) -> int | None:
+    """Return the threads of each stream of benchmark_app, which share its threads."""
+    return max(1, threads // max(1, streams)) if threads else None
+
+
 def _benchmark_app(text: str) -> Foreign:
-    if re.search(r"\d+ percentile:", text):
+    if re.search(r"\d percentile:", text):
         raise _Unreadable(_PERCENTILE)
     latency_ms = {}
     for ours, name in {"median": "Median", "mean": "Average", "min": "Min", "max": "Max"}.items():
         us = _numbers(text, rf"{name}:\s+{_N} us")  # below 1 ms, since 2026
         latency_ms[ours] = us[0] / 1e3 if us else _required(text, rf"{name}:\s+{_N} ms", f"the line {name}")[0]
     threads, streams = _whole(text, r"INFERENCE_NUM_THREADS: (\d+)"), _whole(text, r"NUM_STREAMS: (\d+)") or 1
+    requests = _whole(text, r"Start inference asynchronously, (\d+)") or 1
     return Foreign(
         tool="benchmark_app",
         quoted="median",
@@ -217,16 +235,18 @@ def _benchmark_app(text: str) -> Foreign:
         throughput_per_s=_required(text, rf"Throughput:\s+{_N} FPS", "the line Throughput")[0],
         means=_BENCHMARK_MEANS,
         batch=_whole(text.partition("[Step 6/11]")[2], r"Model inputs:\n.* / \[(\d+),"),
-        streams=streams,
-        in_flight=_whole(text, r"Start inference asynchronously, (\d+)") or 1,
-        threads=threads // streams if threads else None,  # all streams share the tool's threads
+        streams=min(streams, requests),
+        in_flight=requests,
+        threads=_of_each(threads, streams),
         precision=_PRECISIONS.get(_found(text, r"INFERENCE_PRECISION_HINT: <Type: '(\w+)'>")),
+        span=(0.0, 255.0) if "with random values" in text else None,
         warm_up="one request",
     )
 
 
 def _benchmark_report(content: Mapping[str, Any]) -> Foreign:
     found, setup = content.get("execution_results", {}), content.get("configuration_setup", {})
+    options = {name.lstrip("-"): str(value) for name, value in content.get("cmd_options", {}).items()}
     if "error" in content or "error" in found:
         raise _Unreadable("benchmark_app failed")
     if "throughput" not in found:
@@ -234,6 +254,11 @@ def _benchmark_report(content: Mapping[str, Any]) -> Foreign:
     middle = next((value for name, value in found.items() if re.fullmatch(r"latency( \(ms\))?", name)), None)
     if middle is None:
         raise _Unreadable(_PERCENTILE)
+    requests = int(setup.get("number of parallel infer requests", 1))
+    running = _whole(" ".join(f"{name} {value}" for name, value in setup.items()), r"number of \w+ streams (\d+)")
+    streams = requests if running is None else running
+    threads = _whole(options.get("nthreads", options.get("number_threads", "")), r"(\d+)")
+    shape = options.get("shape", f"[{options.get('b', options.get('batch_size', ''))}")
     return Foreign(
         tool="benchmark_app report",
         quoted="median",
@@ -245,9 +270,12 @@ def _benchmark_report(content: Mapping[str, Any]) -> Foreign:
         },
         throughput_per_s=float(found["throughput"]),
         means=_BENCHMARK_MEANS,
-        batch=int(setup["batch size"]) if "batch size" in setup else None,
-        streams=int(setup.get("number of streams", setup.get("number of parallel infer requests", 1))),
-        in_flight=int(setup.get("number of parallel infer requests", 1)),
+        batch=_whole(shape, r"\[(\d+)"),  # not "batch size", which is 1 for an input of unknown layout
+        streams=min(streams, requests),
+        in_flight=requests,
+        threads=_of_each(threads, streams),
+        precision=_PRECISIONS.get(options.get("infer_precision", "").rpartition(":")[2]),
+        span=None if {"i", "paths_to_input"} & {*options} else (0.0, 255.0),
         warm_up="one request",
     )
 
@@ -255,7 +283,10 @@ def _benchmark_report(content: Mapping[str, Any]) -> Foreign:
 def _benchmark_csv(text: str) -> Foreign:
     """Read the report without -json_stats, which has the same fields as lines of `name;value`."""
     fields = dict(line.split(";", 1) for line in text.splitlines() if ";" in line)
-    return _benchmark_report({"configuration_setup": fields, "execution_results": fields})
+    return _benchmark_report(dict.fromkeys(("cmd_options", "configuration_setup", "execution_results"), fields))
+
+
+_PARTS = ("Client Send", "Network+Server Send/Recv", "Server ", "Client Recv")
 
 
 def _perf_analyzer(text: str) -> Foreign:
@@ -265,41 +296,51 @@ def _perf_analyzer(text: str) -> Foreign:
     if len(rows) != 1:
         raise _Unreadable(f"{len(rows)} load levels; give a file with one, for example from --concurrency-range 1:1")
     row = dict(zip(header, rows[0], strict=True))
-    spent = ["Client Send", "Network+Server Send/Recv", "Server Queue", "Client Recv"]
-    spent += [f"Server Compute {part}" for part in ("Input", "Infer", "Output")]
-    percentiles = {
-        name.removesuffix(" latency"): float(value) / 1e3 for name, value in row.items() if name.endswith(" latency")
+    latency_ms = {
+        {"p50": "median", "Avg": "mean"}.get(name, name): float(us) / 1e3
+        for name, us in ((name.removesuffix(" latency"), us) for name, us in row.items() if name.endswith(" latency"))
     }
     compute = row.get("Server Compute Infer")
+    if compute and "mean" not in latency_ms:  # its parts; without the server's, the wait for the answer is missing
+        latency_ms["mean"] = sum(float(us) for name, us in row.items() if name.startswith(_PARTS)) / 1e3
+    in_flight, per_s = int(row.get("Concurrency", 1)), float(row["Inferences/Second"])
+    quoted: Statistic = "mean" if "mean" in latency_ms else "median"
+    inputs = per_s * latency_ms[quoted] / 1e3 / in_flight if in_flight else 1.0
     return Foreign(
         tool="perf_analyzer",
-        quoted="mean",
-        latency_ms={
-            **{"median" if name == "p50" else name: value for name, value in percentiles.items()},
-            "mean": sum(float(row.get(name, 0.0)) for name in spent) / 1e3,
-        },
-        throughput_per_s=float(row["Inferences/Second"]),
+        quoted=quoted,
+        latency_ms=latency_ms,
+        throughput_per_s=per_s,
         means="a request as the client sees it, including the server's network, queue and copies",
-        in_flight=int(row.get("Concurrency", 1)),
-        notes=[f"compute alone: {float(compute) / 1e3:.4g} ms"] if compute else [],
+        in_flight=in_flight,
+        notes=[
+            *([f"compute alone: {float(compute) / 1e3:.4g} ms"] if compute else []),
+            *([f"{inputs:.3g} inputs per request: give our case their batch, such as b8"] if inputs > 1.5 else []),
+        ],
     )
 
 
 def _onnxruntime(text: str) -> Foreign:
-    mean = _required(text, rf"Average inference time cost(?: total)?: {_N} ms", "Average inference time cost")[0]
+    mean = _required(text, rf"Average inference time cost(?: total)?: ?{_N} ms", "Average inference time cost")[0]
     seconds = {
-        "median" if name == "50" else f"p{name}": value * 1e3
-        for name in ("50", "90", "95", "99")
-        for value in _numbers(text, rf"P{name} Latency: {_N} s")
+        ours: value * 1e3
+        for ours, name in {"min": "Min", "median": "P50", "p90": "P90", "p99": "P99", "max": "Max"}.items()
+        for value in _numbers(text, rf"{name} Latency: {_N} s")
     }
+    # how many calls ran at once: the time of all calls divided by that of the run
+    times = [_numbers(text, rf"Total inference {what}: ?{_N} s") for what in ("time cost", "run time")]
+    at_once = max(1, round(times[0][0] / times[1][0])) if all(times) else 1
     return Foreign(
         tool="onnxruntime_perf_test",
         quoted="mean",
         latency_ms={"mean": mean, **seconds},
         throughput_per_s=next(iter(_numbers(text, rf"Number of inferences per second: {_N}")), None),
         means="the mean of consecutive calls",
+        streams=at_once,
+        in_flight=at_once,
+        threads=_whole(text, r"Setting intra_op_num_threads to (\d+)"),
         warm_up="one run",
-        notes=["-I leaves its inputs uninitialised"],
+        notes=["with -I but without -S, its inputs are zeros, or uninitialised memory in older versions"],
     )
 
 
@@ -311,24 +352,31 @@ def _litert(text: str) -> Foreign:
         tool="LiteRT benchmark_model",
         quoted="mean",
         latency_ms={"mean": times[0] / 1e3, **others},
-        means="the mean of consecutive calls, on random inputs",
-        threads=_whole(text, r"Num threads: \[(\d+)\]"),
+        means="the mean of consecutive calls",
+        threads=_whole(text, r"Num threads: \[(\d+)\]") or None,
+        span=(-0.5, 0.5),
         warm_up="0.5 s",
     )
 
 
-def _optimum(content: Mapping[str, Any]) -> Foreign:
+def _optimum(content: Mapping[str, Any], config: Mapping[str, Any]) -> Foreign:
     target = next(name for name in ("forward", "prefill", "call") if name in content)
     latency = content[target]["latency"]
     if latency.get("unit") != "s":
         raise _Unreadable(f"a latency in {latency.get('unit')!r}, not in s")
     times = _statistics(float(value) * 1e3 for value in latency["values"])
+    throughput, backend = content[target].get("throughput") or {}, config.get("backend", {})
+    per_s = float(throughput["value"]) if throughput else None
+    is_samples = throughput.get("unit") == "samples/s"  # its throughput is the batch divided by the mean latency
     return Foreign(
         tool="optimum-benchmark",
         quoted="mean",
         latency_ms=times,
-        throughput_per_s=float(content[target]["throughput"]["value"]) if content[target].get("throughput") else None,
+        throughput_per_s=per_s,
         means=f"the mean of {target} over all processes",
+        batch=round(per_s * times["mean"] / 1e3) if per_s and is_samples else None,
+        threads=backend.get("intra_op_num_threads"),
+        precision=_PRECISIONS.get(backend.get("torch_dtype")),
         notes=[] if target == "forward" else [f"only {target}"],
     )
 
@@ -337,7 +385,7 @@ def _ultralytics(text: str) -> Foreign:
     header = next(line for line in text.splitlines() if "Inference time" in line)
     width = 4 if "FPS" in header else 3  # numbers of a row: size, metric, time and FPS
     numbers = []
-    for line in re.findall(r"(.*)\n", text):  # a line without its end may be truncated
+    for line in text.split("\n")[:-1]:  # a line without its end may be truncated
         cells = re.split(r"[\s│┆|]+", line.strip(" │┆|"))
         values = [*takewhile(re.compile(r"\d+(\.\d+)?").fullmatch, cells[::-1])][::-1]
         if len(values) == width:
@@ -359,11 +407,11 @@ def _ultralytics(text: str) -> Foreign:
 
 
 _TEXTS: dict[str, Callable[[str], Foreign]] = {
-    r"^&&&& RUNNING TensorRT\.trtexec": _trtexec,
-    r"^\[Step 1/11\]": _benchmark_app,
-    r"^Command line parameters$": _benchmark_csv,
-    r"^(Concurrency|Request Rate),Inferences/Second": _perf_analyzer,
-    r"^Session creation time cost:": _onnxruntime,
-    r"^.*STARTING!$": _litert,
+    r"&&&& RUNNING TensorRT\.trtexec": _trtexec,
+    r"\[Step 1/11\]": _benchmark_app,
+    r"Command line parameters$": _benchmark_csv,
+    r"(Concurrency|Request Rate),Inferences/Second": _perf_analyzer,
+    r"(Setting intra_op_num_threads to \d+\n(.+\n){0,9}?)?Session creation time cost:": _onnxruntime,
+    r"STARTING!$": _litert,
     r"Benchmarks complete for ": _ultralytics,
 }

@@ -1,6 +1,7 @@
 """Results of other tools, in the words that they print: read right, or refused with a message."""
 
 import json
+import os
 import re
 from contextlib import suppress
 
@@ -34,12 +35,17 @@ PERF_ANALYZER = (
     "Server Compute Infer,Server Compute Output,Client Recv,p50 latency,p90 latency,p95 latency,p99 latency\n"
     "1,340.5,10,400,50,20,2400,15,5,2890,3000,3100,3500\n"
 )
-ONNXRUNTIME = """Session creation time cost: 0.05 s
+ONNXRUNTIME = """Setting intra_op_num_threads to 2
+Disabling intra-op thread spinning between runs
+Session creation time cost: 0.05 s
 First inference time cost: 9 ms
-Total inference time cost: 5.1 s
+Total inference time cost: 5.12 s
 Total inference requests: 1000
 Average inference time cost total: 5.12 ms
+Total inference run time: 5.13 s
 Number of inferences per second: 195.3
+Min Latency: 0.0041 s
+Max Latency: 0.0092 s
 P50 Latency: 0.0050 s
 P99 Latency: 0.0071 s
 """
@@ -79,8 +85,13 @@ OPTIMUM = json.dumps(
 )
 REPORT = json.dumps(
     {
-        "cmd_options": {},
-        "configuration_setup": {"number of parallel infer requests": "4", "batch size": "1"},
+        "cmd_options": {"-m": "net.onnx", "-shape": "[2,32,56,56]", "-infer_precision": "bf16", "-nthreads": "2"},
+        "configuration_setup": {
+            "inference_only": True,
+            "batch size": "1",
+            "number of parallel infer requests": "4",
+            "number of CPU streams": "2",
+        },
         "execution_results": {
             "latency (ms)": "24.17",
             "avg latency": "24.69",
@@ -92,10 +103,15 @@ REPORT = json.dumps(
 )
 REPORT_CSV = """Command line parameters
 -m;net.onnx
+-shape;[2,32,56,56]
+-infer_precision;bf16
+-nthreads;2
 
 Configuration setup
+inference_only;True
 batch size;1
 number of parallel infer requests;4
+number of CPU streams;2
 
 Execution results
 latency (ms);24.17
@@ -111,7 +127,7 @@ FILES = {
     "trtexec": (TRTEXEC, "median", 2.5, "fp16", 1),
     "trtexec --exportTimes": (TIMES, "median", 2.5, None, 1),
     "benchmark_app": (BENCHMARK_APP, "median", 24.17, "bf16", 4),
-    "benchmark_app report": (REPORT, "median", 24.17, None, 4),
+    "benchmark_app report": (REPORT, "median", 24.17, "bf16", 4),
     "perf_analyzer": (PERF_ANALYZER, "mean", 2.9, None, 1),
     "onnxruntime_perf_test": (ONNXRUNTIME, "mean", 5.12, None, 1),
     "LiteRT benchmark_model": (LITERT, "mean", 8.1505, None, 1),
@@ -178,6 +194,9 @@ def test_decimal_commas_of_a_locale_are_read_where_they_are_unambiguous(read):
         ('{"cmd_options": {}, "execution_results": {"niter": "1"}}', "benchmark_app from 2023 wrote its options there"),
         (REPORT.replace("latency (ms)", "latency (95 percentile) (ms)"), "a percentile instead of the median"),
         (OPTIMUM.replace('"s"', '"ms"'), "a latency in 'ms', not in s"),
+        ('{"a":' * 100_000, "the JSON is truncated or damaged"),
+        (REPORT.replace('"4"', '"0"'), "a batch, threads, streams or requests below 1"),
+        (TRTEXEC + BENCHMARK_APP, "2 different results"),
         (
             ULTRALYTICS + "1  OpenVINO  ✅      10.2       0.6086               11.25                   88.0\n",
             "2 formats",
@@ -195,9 +214,28 @@ def test_what_is_no_whole_result_is_refused_with_the_reason(text, told, read):
     assert told in str(refused.value)
 
 
-def test_an_absent_file_is_named(tmp_path):
-    with pytest.raises(UsageError, match="absent: No such file"):
-        foreign.read(tmp_path / "absent")
+def test_what_is_no_readable_file_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "large").open("wb") as large:
+        large.truncate(2 * 2**30)
+    told = {"absent": "No such file", "pipe": "not a regular file", ".": "not a regular file", "large": "larger than"}
+    for name, reason in told.items():
+        with pytest.raises(UsageError, match=reason):
+            foreign.read(tmp_path / name)
+
+
+def test_a_table_whose_last_line_does_not_end_is_not_read_again_from_each_of_its_characters(read):
+    with pytest.raises(UsageError, match="0 formats"):
+        read(ULTRALYTICS.splitlines()[0] + "\nInference time" + "x" * 2**20)
+
+
+@pytest.mark.parametrize("join", ["", "\ufeff", "\r\n"])
+@pytest.mark.parametrize("tool", ["trtexec", "benchmark_app", "perf_analyzer", "onnxruntime_perf_test"])
+def test_a_second_result_is_found_wherever_it_begins(join, tool, read):
+    text = FILES[tool][0]
+    other = text.replace("2.5 ms", "2.7 ms").replace("24.17", "25.17").replace("5.12", "5.22").replace(",2400", ",2500")
+    with pytest.raises(UsageError, match=r"2 different results|differ in length"):
+        read(text.rstrip() + join + other)
 
 
 @pytest.mark.parametrize("table", ULTRALYTICS_TABLES)
@@ -224,13 +262,60 @@ def test_latencies_of_benchmark_app_may_be_in_microseconds(read):
     assert read(below_ms).latency_ms == latency_ms
 
 
-def test_a_report_of_benchmark_app_is_the_same_in_csv(read):
-    assert read(REPORT_CSV) == read(REPORT)
+def test_a_report_of_benchmark_app_has_the_protocol_in_its_options_and_is_the_same_in_csv(read):
+    result = read(REPORT)
+    assert (result.batch, result.streams, result.in_flight, result.threads) == (2, 2, 4, 1)
+    assert result.span == (0, 255)
+    assert read(REPORT_CSV) == result
+
+
+def test_a_stream_without_a_request_does_not_run(read):
+    alone = read(BENCHMARK_APP.replace("4 inference requests", "1 inference requests"))
+    assert (alone.streams, alone.in_flight, alone.threads) == (1, 1, 1)
 
 
 def test_the_batch_of_trtexec_is_its_first_dimension(read):
     bound = "[I] Created input binding for x with dimensions 8x3x32x32\n[I] Throughput"
     assert read(TRTEXEC.replace("[I] Throughput", bound)).batch == 8
+
+
+def test_what_a_request_of_perf_analyzer_contains_is_read_or_told(read):
+    header, row = PERF_ANALYZER.splitlines()
+    with_mean = read(f"{header},Avg latency,request/response\n{row},2950,3\n")
+    assert (with_mean.quoted, with_mean.quoted_ms) == ("mean", pytest.approx(2.95))
+    cached = read(f"{header.replace('Client Recv', 'Server Cache Hit,Client Recv')}\n{row.replace(',5,', ',100,5,')}\n")
+    assert cached.quoted_ms == pytest.approx(3.0)
+    # without the server's times, those of the client do not add up to a request
+    client = read("Concurrency,Inferences/Second,Client Send,Client Recv,p50 latency\n2,2710,10,5,5900\n")
+    assert (client.quoted, client.quoted_ms, client.in_flight) == ("median", pytest.approx(5.9), 2)
+    assert client.notes == ["7.99 inputs per request: give our case their batch, such as b8"]
+
+
+def test_the_batch_of_optimum_benchmark_is_its_throughput_times_its_latency(read):
+    backend = {"name": "pytorch", "intra_op_num_threads": 3, "torch_dtype": "bfloat16"}
+    whole = {"config": {"backend": backend}, "report": json.loads(OPTIMUM.replace("90.9", "727.3"))}
+    result = read(json.dumps(whole))
+    assert (result.batch, result.threads, result.precision) == (8, 3, "bf16")
+    assert read(OPTIMUM).batch == 1
+    assert read(OPTIMUM.replace("samples/s", "tokens/s")).batch is None
+
+
+def test_threads_and_calls_at_once_of_onnxruntime_perf_test(read):
+    result = read(ONNXRUNTIME)
+    assert (result.threads, result.streams) == (2, 1)
+    four = read(ONNXRUNTIME.replace("run time: 5.13", "run time: 1.3"))
+    assert (four.threads, four.streams, four.in_flight) == (2, 4, 4)
+
+
+def test_inputs_and_copies_are_read_as_far_as_they_are_told(read):
+    random = BENCHMARK_APP + "[ INFO ] Fill input 'x' with random values \n"
+    assert (read(BENCHMARK_APP).span, read(random).span) == (None, (0, 255))
+    told = "[I] Data transfers: Disabled\n[I] Inputs:\n[I] x<-x.bin\n[I] Compute Clock Rate: 1.3 GHz\n[I] Throughput"
+    whole, alone = read(TRTEXEC), read(TRTEXEC.replace("[I] Throughput", told))
+    assert (whole.span, alone.span) == ((-1, 1), None)
+    assert "input copy" in whole.means
+    assert "without the copies" in alone.means
+    assert "their GPU's clock: at most 1.3 GHz" in alone.notes
 
 
 def test_the_statistics_of_one_call_are_not_those_of_the_warm_up(read):
