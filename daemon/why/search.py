@@ -22,7 +22,9 @@ ERROR = 0.0025
 FEWEST_PAIRS = 3
 MOST_PAIRS = 15
 NEAR, APART = 0.35, 0.1
-"""Shares of the distance between two ends: a point closer than NEAR is the end, one farther than APART is neither."""
+"""Shares of the distance between two ends: a point farther than APART from both is neither, otherwise one closer than
+NEAR is the end.
+"""
 
 Applied = Set[str]
 
@@ -110,11 +112,11 @@ def placed(estimate: Estimate, low: float, high: float, pairs: int = MOST_PAIRS)
         return None
     whole = abs(high - low)
     off = {end: abs(estimate.log_ratio - end) for end in (low, high)}
+    if min(off.values()) - estimate.reach > APART * whole and estimate.reach < NEAR * whole:
+        return estimate.log_ratio
     for end, distance in off.items():
         if distance + estimate.reach < NEAR * whole:
             return end
-    if min(off.values()) - estimate.reach > APART * whole and estimate.reach < NEAR * whole:
-        return estimate.log_ratio
     inside = [end for end, distance in off.items() if distance <= estimate.reach]
     if pairs < MOST_PAIRS or len(inside) == 2:
         return None
