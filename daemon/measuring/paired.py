@@ -57,7 +57,7 @@ class Request:
     """A requested comparison. `pairs` fixes the number of pairs; None means interim analyses after 7, 11 and 15.
 
     It is one of `comparisons` comparisons that share the error rate. `layers` also requests a profile from each
-    process. `pythons`, `variables`, `one_input` (see `Compare`) and `modules` (the user's modules or ONNX files) have
+    process. `pythons`, `variables`, `recipes` (other inputs) and `modules` (the user's modules or ONNX files) have
     one entry for both sides or one per side; with `modules`, the cases omit the model: `eager,b4`.
     """
 
@@ -68,7 +68,7 @@ class Request:
     pythons: list[str] = field(default_factory=list)
     modules: Sequence[UserModel] = ()
     variables: Sequence[dict[str, str]] = ()
-    one_input: Sequence[bool] = ()
+    recipes: Sequence[Compare] = ()
     samples: str | None = None
     is_aa: bool = False
     layers: bool = False
@@ -82,7 +82,7 @@ class Side:
     planned: Planned
     python: str
     variables: Mapping[str, str]
-    one_input: bool
+    recipe: Compare
     name: str
     run: RunHeader
     run_id: RunId = field(default_factory=RunId.new)
@@ -153,10 +153,10 @@ def planned_sides(request: Request, limits: LimitsConfig, machine: plan.Machine)
 
 def _sides(request: Request, supervisor: Supervisor) -> tuple[Side, Side]:
     pythons, run = _both(request.pythons) or [sys.executable] * 2, supervisor.session.run(supervisor.suite_id)
-    variables, one_input = _both(request.variables) or [{}, {}], _both(request.one_input) or [False, False]
+    variables, recipes = _both(request.variables) or [{}, {}], _both(request.recipes) or [Compare(), Compare()]
     first, second = (
-        Side(entry, python, own, is_one, _called(entry, python, request), _under(python, run))
-        for entry, python, own, is_one in zip(supervisor.plan, pythons, variables, one_input, strict=True)
+        Side(entry, python, own, recipe, _called(entry, python, request), _under(python, run))
+        for entry, python, own, recipe in zip(supervisor.plan, pythons, variables, recipes, strict=True)
     )
     return first, second
 
@@ -284,7 +284,7 @@ def _turn(side: Side, number: int, *, layers: bool) -> Turn:
         side.planned,
         f"{side.run_id.run_id}.{number}",
         number,
-        Compare(repeats=number == 0 and not side.one_input, layers=layers, one_input=side.one_input),
+        msgspec.structs.replace(side.recipe, repeats=number == 0 and not side.recipe.one_input, layers=layers),
         side.python,
         side.variables,
     )

@@ -103,12 +103,14 @@ class Compare(Struct, frozen=True, tag=True):
     """Time the case for a comparison, without rests, peak rates, parts of an inference or occupancy.
 
     `repeats` tests whether a repeated input is answered faster; `layers` requests a profile after the timed section.
-    With `one_input`, every run reads the same batch, which stays in the caches.
+    With `one_input`, every run reads the same batch, which stays in the caches; with `span`, the floats of every batch
+    are drawn uniformly between these ends.
     """
 
     repeats: bool = True
     layers: bool = False
     one_input: bool = False
+    span: tuple[float, float] | None = None
 
 
 class Race(Compare, frozen=True, tag=True):

@@ -5,18 +5,21 @@ in a fixed order and once in reverse, and is assigned the mean of the two effect
 """
 
 import math
+from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.measuring.paired import Request
+from benchd.daemon.measuring.protocol import Compare
 from benchd.daemon.records import Case
 from benchd.daemon.verdicts.effects import LOOK_ALPHA, Verdict, judge, paired_effect
-from benchd.daemon.why.comparisons import Comparing
+from benchd.daemon.why.comparisons import Comparing, Line
 from benchd.daemon.why.environments import with_parts
 from benchd.daemon.why.foreign import Foreign
 
@@ -24,7 +27,8 @@ ENOUGH = 0.03
 """A comparison ends once the half-width of its log ratio is this small."""
 
 FEWEST_PAIRS, MOST_PAIRS = 3, 9
-ONE_INPUT = "one_input"
+Part = str | dict[str, Any]
+"""What a switch changes in our case: one of its parts, or fields of `Compare`."""
 
 
 class Switch(Struct, frozen=True):
@@ -64,24 +68,21 @@ class Bridging:
     theirs: Foreign
     request: Request
     comparing: Comparing
-    _logs: dict[frozenset[str], float] = field(default_factory=dict)
-    _ours_ms: list[float] = field(default_factory=list)
-    _mean_over_median: float = 1.0
+    _parts: dict[str, Part] = field(default_factory=dict)
+    _lines: dict[frozenset[str], Line] = field(default_factory=dict)
     _case_id: str = ""
 
     def bridge(self) -> Bridge:
         """Measure the switches; raise Interrupted after a signal, NotAvailable if the case cannot run here."""
         case = self.comparing.planned(self.request)[0].case
         self._case_id = case.case_id
-        switches, untried = self._possible(case)
+        self._parts, untried = self._possible(case)
+        switches = list(self._parts)
         self.comparing.err.write("".join(f"difference: {name}\n" for name in switches))
-        orders = [list(switches), list(switches)[::-1]]
-        if not switches:
-            self._measure([])
-        ways = [
-            [self._log([switches[name] for name in order[:end]]) for end in range(len(order) + 1)] for order in orders
-        ]
-        ours_ms = median(self._ours_ms)
+        orders = [switches, switches[::-1]]
+        ways = [[self._log(order[:end]) for end in range(len(order) + 1)] for order in orders]
+        whole = self._line(switches)
+        ours_ms = median(ms for line in self._lines.values() for ms in line.first_ms)
         added = {
             name: [
                 ours_ms * (math.exp(way[order.index(name) + 1]) - math.exp(way[order.index(name)]))
@@ -97,8 +98,8 @@ class Bridging:
             steps.append(_computed(queue, end_ms * waiting))
             end_ms *= 1.0 + waiting  # Little's law: requests in flight divided by the rate at which they end
         if self.theirs.quoted == "mean":
-            steps.append(_computed("mean, not median", end_ms * (self._mean_over_median - 1.0)))
-            end_ms *= self._mean_over_median
+            steps.append(_computed("mean, not median", end_ms * (whole.mean_over_median - 1.0)))
+            end_ms *= whole.mean_over_median
         return Bridge(
             case_id=case.case_id,
             theirs=self.theirs,
@@ -109,9 +110,10 @@ class Bridging:
             mark=self.comparing.mark,
         )
 
-    def _possible(self, case: Case) -> tuple[dict[str, str], list[str]]:
+    def _possible(self, case: Case) -> tuple[dict[str, Part], list[str]]:
         """Return the switches that this case supports, by name, and why it does not support the others."""
-        possible, untried = {}, []
+        possible: dict[str, Part] = {}
+        untried = []
         for name, part in _switches(case, self.theirs):
             reason = self._why_not(part)
             if reason:
@@ -120,8 +122,8 @@ class Bridging:
                 possible[name] = part
         return possible, untried
 
-    def _why_not(self, part: str) -> str:
-        if part == ONE_INPUT:
+    def _why_not(self, part: Part) -> str:
+        if not isinstance(part, str):
             return ""
         try:
             self.comparing.planned(replace(self.request, cases=[with_parts(self._case_id, [part])]))
@@ -130,38 +132,46 @@ class Bridging:
         return ""
 
     def _log(self, switches: Sequence[str]) -> float:
-        """Return the log ratio of our case with these switches to our case; each set is measured only once."""
-        known = frozenset(switches)
-        if switches and known not in self._logs:
-            self._logs[known] = self._measure(switches)
-        return self._logs.get(known, 0.0)
+        """Return the log ratio of our case with these switches to our case."""
+        return paired_effect(self._line(switches).ratios).log_ratio if switches else 0.0
 
-    def _measure(self, switches: Sequence[str]) -> float:
-        cases = [self._case_id, with_parts(self._case_id, (part for part in switches if part != ONE_INPUT))]
-        one_input = [False, ONE_INPUT in switches]
-        what = f"ours with {', '.join(switches) or 'nothing changed'}"
-        line = self.comparing.pairs(what, replace(self.request, cases=cases, one_input=one_input), _decide, one_input)
+    def _line(self, switches: Sequence[str]) -> Line:
+        """Return the comparison of our case with these switches with our case; each set is measured only once."""
+        known = frozenset(switches)
+        if known not in self._lines:
+            self._lines[known] = self._measured(switches)
+        return self._lines[known]
+
+    def _measured(self, switches: Sequence[str]) -> Line:
+        parts = [self._parts[name] for name in switches]
+        cases = [self._case_id, with_parts(self._case_id, (part for part in parts if isinstance(part, str)))]
+        fields = dict(ChainMap(*(part for part in parts if isinstance(part, dict))))
+        request = replace(self.request, cases=cases, recipes=[Compare(), Compare(**fields)])
+        line = self.comparing.pairs(f"ours with {', '.join(switches) or 'nothing changed'}", request, _decide, fields)
         if not line.ratios:
             raise NotAvailable(f"{cases[1]}: {line.reason}")
-        self._ours_ms += line.first_ms
-        self._mean_over_median = line.mean_over_median
-        return paired_effect(line.ratios).log_ratio
+        return line
 
 
-def _switches(case: Case, theirs: Foreign) -> Iterator[tuple[str, str]]:
+def _switches(case: Case, theirs: Foreign) -> Iterator[tuple[str, Part]]:
     """Yield each way in which the other tool's protocol differs from ours, as far as its file shows, and our switch."""
     if theirs.same_input:
-        yield "one input, which stays in the caches", ONE_INPUT
+        yield "one input, which stays in the caches", {"one_input": True}
+    if theirs.span:
+        yield f"inputs drawn from {theirs.span[0]:g} to {theirs.span[1]:g}", {"span": theirs.span}
     if theirs.precision and theirs.precision != case.variant.precision:
         variant = msgspec.structs.replace(case.variant, precision=theirs.precision)
         yield f"{theirs.precision}, not {case.variant.precision}", variant.name
     if theirs.batch and theirs.batch != case.batch_size:
         yield f"batch {theirs.batch}, not {case.batch_size}", f"b{theirs.batch}"
     if theirs.threads and theirs.threads != case.threads:
-        plural = "s" * (theirs.threads != 1)
-        yield f"{theirs.threads} thread{plural}, not {case.threads or 'all'}", f"threads={theirs.threads}"
-    if theirs.streams > case.streams:
-        yield f"{theirs.streams} streams, not {case.streams}", f"streams={theirs.streams}"
+        yield f"{_plural(theirs.threads, 'thread')}, not {case.threads or 'all'}", f"threads={theirs.threads}"
+    if theirs.streams != case.streams:
+        yield f"{_plural(theirs.streams, 'stream')}, not {case.streams}", f"streams={theirs.streams}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _computed(name: str, ms: float) -> Switch:
@@ -189,5 +199,5 @@ def _lines(bridge: Bridge) -> Iterator[str]:
         yield f"  {switch.ms:+10.4g} ms  {switch.name}{f' (±{spread / 2:.2g} by order)' if spread else ''}"
     yield f"  {bridge.unexplained_ms:+10.4g} ms  unexplained"
     yield f"{theirs.tool}: {theirs.quoted_ms:.4g} ms, {theirs.quoted}: {theirs.means}"
-    for note in (*bridge.untried, *theirs.notes):
+    for note in (*bridge.untried, *theirs.notes, *([f"their warm-up: {theirs.warm_up}"] if theirs.warm_up else [])):
         yield f"  note: {note}"

@@ -30,6 +30,7 @@ from benchd.daemon.worker.child import StageClock, diagnose
 from benchd.daemon.worker.samples import Samples
 from benchd.daemon.worker.scenarios.base import Run, warmed_up
 from benchd.daemon.worker.scenarios.server import Monotonic
+from benchd.daemon.worker.structures import each
 from benchd.daemon.worker.workload import completed, shows_codes
 from benchd.models import catalog
 
@@ -177,6 +178,13 @@ def _timed(ready: Run, recipe: Compare) -> None:
     scenario = scenarios.of(ready.job.case.scenario)
     if recipe.one_input:
         del ready.pool[1:]
+        for loaded in ready.models:
+            if loaded.reuse:
+                loaded.reuse()
+    if recipe.span:
+        ready.expected = None  # the answers to other inputs
+        draw = partial(_drawn, recipe.span)
+        ready.pool[:] = steps.pinned((each(batch, draw) for batch in ready.pool), ready.models[0].device)
     met = scenario.time(ready)
     ready.outcome.missing.setdefault("probes", "no floor is computed for a comparison")
     if scenario.is_cold:
@@ -188,6 +196,10 @@ def _timed(ready: Run, recipe: Compare) -> None:
         _repeated(ready, met)
     if recipe.layers and scenario.is_inference:
         _divided(ready)
+
+
+def _drawn(span: tuple[float, float], value: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(value).uniform_(*span) if value.is_floating_point() else value
 
 
 def _divided(ready: Run) -> None:

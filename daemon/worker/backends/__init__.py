@@ -42,7 +42,8 @@ class Loaded:
     `taken` is the GPU memory, in bytes, that loading and the first runs took in a runtime other than torch, or why it
     is unknown. `layer_times`, for a runtime that times its own layers, takes a number of runs and the tensors of a
     batch on `device`, and returns each run's layers. `bind` prepares runs that read a batch in place, before the clock
-    starts; None for a runtime that reads inputs from any address at no cost.
+    starts; None for a runtime that reads inputs from any address at no cost. `reuse` makes each further run overwrite
+    the outputs of the run before; None for a runtime that allocates them or copies them from a device.
     """
 
     run: Callable[..., Any]
@@ -53,6 +54,7 @@ class Loaded:
     taken: int | str = 0
     layer_times: Callable[..., list[list[LayerRun]]] | None = None
     bind: Callable[[Batch], None] | None = None
+    reuse: Callable[[], None] | None = None
 
 
 def prepare(variant: Variant, source: Source, device: torch.device, batch: int) -> None:

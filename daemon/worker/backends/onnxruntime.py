@@ -85,10 +85,12 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         load_s=load_s,
         notes=[_in_integers(nodes, artifact, provider)] if is_int8 else [],
     )
+    by_address = bound if isinstance(bound, _Bound) else None
     # a GPU reads copies, whose addresses recur; numbers drawn for each run have new addresses
-    bind = bound.bind if device.type == "cpu" and source.encode is None and isinstance(bound, _Bound) else None
+    bind = by_address.bind if by_address and device.type == "cpu" and source.encode is None else None
+    reuse = by_address.reuse if by_address else None
     layer_times = partial(_layer_times, artifact, provider, options, bound, example)
-    return Loaded(bound, bound.dtype, device, None, runtime=facts, layer_times=layer_times, bind=bind)
+    return Loaded(bound, bound.dtype, device, None, runtime=facts, layer_times=layer_times, bind=bind, reuse=reuse)
 
 
 def _layer_times(
@@ -239,12 +241,16 @@ class _Bound:
     def __call__(self, *given: Tensor) -> Batch:
         """Return the outputs."""
         inputs = self._inputs(given)
-        self._newest = (self._newest + 1) % SLOTS
+        self._newest = (self._newest + 1) % len(self._outputs)
         binding = self._bound(inputs)[self._newest]
         if self._device.type == "cuda":
             torch.cuda.current_stream().synchronize()  # the session computes on its own stream
         self._session.run_with_iobinding(binding)
         return self._read(binding) if self._open else self._answers[self._newest]
+
+    def reuse(self) -> None:
+        """Use only one set of outputs from now on."""
+        del self._outputs[1:]
 
     def bind(self, batch: Batch) -> None:
         """Bind a batch that later runs read at its present address."""

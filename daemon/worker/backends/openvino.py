@@ -63,7 +63,13 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         return _Bound(openvino, core.compile_model(model, "CPU", settings | {"PERF_COUNT": True}), source, bound.paths)
 
     return Loaded(
-        bound, bound.dtype, device, None, runtime=facts, layer_times=partial(_layer_times, counted, artifact.path)
+        bound,
+        bound.dtype,
+        device,
+        None,
+        runtime=facts,
+        layer_times=partial(_layer_times, counted, artifact.path),
+        reuse=bound.reuse,
     )
 
 
@@ -167,6 +173,10 @@ class _Bound:
             request.set_input_tensor(place, self._shared(value.contiguous()))
         request.infer()
         return answer(outputs, self.paths)
+
+    def reuse(self) -> None:
+        """Use only one request from now on."""
+        del self._slots[1:]
 
     def profile(self) -> Any:
         """Return the layers of the last run with their times."""

@@ -113,15 +113,21 @@ def test_a_rate_encoded_model_runs_on_the_draws_it_is_given(backend, store):
             torch.testing.assert_close(outputs, own.module(own.images[:2], uniforms))
 
 
-def test_a_run_leaves_the_output_of_the_run_before_it(backend, store):
+def test_a_run_leaves_the_output_of_the_run_before_it_unless_told_to_overwrite_it(backend, store):
     own = source("affine", store)
-    run = backend.load(own, "fp32", CPU, own.images[:2]).run
-    first = run(own.images[:2])
+    loaded = backend.load(own, "fp32", CPU, own.images[:2])
+    first = loaded.run(own.images[:2])
     kept = first.clone()
-    second = run(own.images[2:4])
+    second = loaded.run(own.images[2:4])
     assert first.data_ptr() != second.data_ptr()
     assert torch.equal(first, kept)
     assert not torch.equal(first, second)
+    loaded.reuse()
+    third = loaded.run(own.images[2:4])
+    assert torch.equal(third, second)
+    fourth = loaded.run(own.images[:2])
+    assert fourth.data_ptr() == third.data_ptr()
+    assert torch.equal(fourth, kept)
 
 
 def test_a_run_that_writes_nothing_leaves_no_right_answer(store):

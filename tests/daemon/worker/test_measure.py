@@ -189,6 +189,14 @@ def test_the_runs_of_a_comparison_read_many_batches_or_one_as_asked(one_input, t
     assert (max(batches.values()) > 0.8 * batches.total()) == one_input  # an audit reads others behind them
 
 
+def test_the_runs_of_a_comparison_read_floats_drawn_as_asked(tmp_path):
+    seen = tmp_path / "seen"
+    module = user_module(tmp_path, forward=f"with open('{seen}', 'a') as out: print(images.min().item(), file=out)")
+    found = run_here(changed(job(tmp_path, module=module), recipe=Compare(repeats=False, span=(2.0, 3.0))))
+    assert found.process.status == "ok", found.process.reason
+    assert all(2 <= float(line) < 3 for line in seen.read_text().splitlines()[-found.process.timing.runs :])
+
+
 def test_offline_does_a_chunk_and_returns_the_mean_of_one():
     module = Seen()
     step = offline.Chunk(as_loaded(module), [torch.zeros(2, 4), torch.ones(2, 4)], runs=3)
