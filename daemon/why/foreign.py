@@ -305,7 +305,7 @@ def _perf_analyzer(text: str) -> Foreign:
         latency_ms["mean"] = sum(float(us) for name, us in row.items() if name.startswith(_PARTS)) / 1e3
     in_flight, per_s = int(row.get("Concurrency", 1)), float(row["Inferences/Second"])
     quoted: Statistic = "mean" if "mean" in latency_ms else "median"
-    inputs = per_s * latency_ms[quoted] / 1e3 / in_flight if in_flight else 1.0
+    inputs = per_s * latency_ms[quoted] / 1e3 / max(1, in_flight) if "Concurrency" in row else 1.0  # Little's law
     return Foreign(
         tool="perf_analyzer",
         quoted=quoted,

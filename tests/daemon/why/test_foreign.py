@@ -289,6 +289,8 @@ def test_what_a_request_of_perf_analyzer_contains_is_read_or_told(read):
     client = read("Concurrency,Inferences/Second,Client Send,Client Recv,p50 latency\n2,2710,10,5,5900\n")
     assert (client.quoted, client.quoted_ms, client.in_flight) == ("median", pytest.approx(5.9), 2)
     assert client.notes == ["7.99 inputs per request: give our case their batch, such as b8"]
+    rate = read("Request Rate,Inferences/Second,Client Send,Client Recv,p50 latency\n2710,2710,10,5,5900\n")
+    assert rate.notes == []
 
 
 def test_the_batch_of_optimum_benchmark_is_its_throughput_times_its_latency(read):
