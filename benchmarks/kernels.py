@@ -30,7 +30,7 @@ from benchd.kernels.dispatch import Unavailable
 from benchd.kernels.selective_scan.ops import bidirectional_op
 from benchmarks import rows
 from benchmarks.ops import FLIPS, OPS, TOLERANCES, Problem
-from benchmarks.paired import VISIT_S, Dropped, Paired, visit
+from benchmarks.paired import VISIT_S, DroppedContender, PairedTiming, visit
 from benchmarks.peers import Missing
 from benchmarks.rows import Entrant
 
@@ -44,7 +44,7 @@ Call = Callable[[], Any]
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
-class Row(rows.Timed, frozen=True, kw_only=True):
+class OpTiming(rows.ContenderRow, frozen=True, kw_only=True):
     """One contender's result for one shape.
 
     `x_of_floor` is its time divided by the longest of three: that of the tensors at the device's copy rate, of the
@@ -103,7 +103,7 @@ def main(
     if cut and not (graph and op == ["bidirectional_scan"]):
         raise typer.BadParameter("--cut needs --graph and --op bidirectional_scan, whose launches it cuts")
     own = _own(implementation) if implementation else None
-    cuts = [tuple(map(int, each.split(","))) for each in cut or []]
+    cuts = [tuple(map(int, text.split(","))) for text in cut or []]
     rates = probes.probe(where, "fp32")
     wrong: list[str] = []
     for name, sizes in chosen:
@@ -126,7 +126,7 @@ def main(
     rows.end(wrong)
 
 
-def _wrong(row: Row) -> bool:
+def _wrong(row: OpTiming) -> bool:
     """Return whether our kernel ran with a wrong answer, or the user's did not give the right one."""
     return not row.right and (row.contender == "yours" or (row.contender == "benchd" and row.median_ms is not None))
 
@@ -173,10 +173,10 @@ def _own(implementation: str) -> Callable[..., Any]:
     return getattr(module, function)
 
 
-def _on_host(entrants: Sequence[Entrant], device: torch.device) -> dict[str, Paired | Dropped]:
+def _on_host(entrants: Sequence[Entrant], device: torch.device) -> dict[str, PairedTiming | DroppedContender]:
     """Return how long a call of each contender takes to return, timing as many as fit in the GPU's queue."""
-    found: dict[str, Paired | Dropped] = {}
-    for name, call in ((each.name, each.call) for each in entrants if each.call):
+    results: dict[str, PairedTiming | DroppedContender] = {}
+    for name, call in ((entrant.name, entrant.call) for entrant in entrants if entrant.call):
         spent = []
         for _ in range(HOST_ROUNDS):
             wait_for(device)
@@ -184,8 +184,8 @@ def _on_host(entrants: Sequence[Entrant], device: torch.device) -> dict[str, Pai
             for _ in range(HOST_CALLS):
                 call()
             spent.append((time.perf_counter() - start) / HOST_CALLS)
-        found[name] = Paired(name, 1e3 * statistics.median(spent), None, None, HOST_ROUNDS)
-    return found
+        results[name] = PairedTiming(name, 1e3 * statistics.median(spent), None, None, HOST_ROUNDS)
+    return results
 
 
 def _in_cut(problem: Problem, cut: tuple[int, ...]) -> Call:
@@ -306,12 +306,14 @@ def _floor(problem: Problem, rates: Probes) -> tuple[str, float]:
     return max(times_ms.items(), key=lambda named: named[1])
 
 
-def _row(entrant: Entrant, facts: Mapping[str, Any], result: Paired | Dropped | None, floor_ms: float) -> Row:
-    x_of_floor = result.median_ms / floor_ms if isinstance(result, Paired) else None
-    return Row(**facts, **rows.fields(entrant, result), x_of_floor=x_of_floor)
+def _row(
+    entrant: Entrant, facts: Mapping[str, Any], result: PairedTiming | DroppedContender | None, floor_ms: float
+) -> OpTiming:
+    x_of_floor = result.median_ms / floor_ms if isinstance(result, PairedTiming) else None
+    return OpTiming(**facts, **rows.fields(entrant, result), x_of_floor=x_of_floor)
 
 
-def _print(raced: Sequence[Row]) -> None:
+def _print(raced: Sequence[OpTiming]) -> None:
     first = raced[0]
     how = ", in CUDA graphs" if first.captured else ""
     table = Table(title=f"{first.op} {tuple(first.shape)} {first.dtype} on {first.device}{how}", title_justify="left")

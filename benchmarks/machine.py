@@ -24,7 +24,7 @@ REPEATS = 20
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
+class BenchmarkMachine(msgspec.Struct, frozen=True, kw_only=True):
     """One machine; `launch_us` is the time of an operator on one number, issued and run among many in a row."""
 
     device: str
@@ -42,7 +42,7 @@ def main(
 ) -> None:
     """Probe this machine and write the result."""
     where = rows.open_device(device, threads)
-    machine = Machine(
+    machine = BenchmarkMachine(
         device=rows.device_name(where),
         environment=environment.describe(where.type, threads),
         probes={precision: probes.probe(where, precision) for precision in PRECISIONS},

@@ -26,7 +26,7 @@ from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.records import Case, Check, Direction, OptionValue, Variant, all_variants
 from benchd.daemon.runtimes import Precision
 from benchd.daemon.worker import backends, workload
-from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends import LoadedModel
 from benchd.daemon.worker.backends.cudagraph import capture
 from benchd.daemon.worker.backends.eager import DTYPES, amp_dtype
 from benchd.daemon.worker.check.checking import check_and_answers
@@ -47,7 +47,7 @@ Call = Callable[[], object]
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
-class Row(rows.Timed, frozen=True, kw_only=True):
+class ModelTiming(rows.ContenderRow, frozen=True, kw_only=True):
     """One contender's result for one batch size; `is_peer` is set if it is not ours."""
 
     model: str
@@ -112,7 +112,7 @@ def _raced(
     device: torch.device,
     seconds: float,
     output: Path | None,
-) -> list[Row]:
+) -> list[ModelTiming]:
     """Load and check all contenders, writing each row as soon as it is known, then race those that can run.
 
     They are loaded outside inference mode, as in a worker: nothing derived from inference tensors would be kept.
@@ -130,15 +130,15 @@ def _raced(
         "versions": rows.versions(),
     }
     ours = ((_ours(job, name, device), False) for name in names)
-    others = ((each, True) for each in (_peers(job, device) if with_peers else ()))
+    others = ((peer, True) for peer in (_peers(job, device) if with_peers else ()))
     entrants: list[tuple[Entrant, bool]] = []
     for entrant, is_peer in itertools.chain(ours, others):
         entrants.append((entrant, is_peer))
-        rows.write([Row(**facts, is_peer=is_peer, **rows.fields(entrant, None))], output)
+        rows.write([ModelTiming(**facts, is_peer=is_peer, **rows.fields(entrant, None))], output)
     with torch.inference_mode(job.case.direction == "inference"):
         results = rows.run([entrant for entrant, _ in entrants], device, seconds)
     return [
-        Row(**facts, is_peer=is_peer, **rows.fields(entrant, results.get(entrant.name)))
+        ModelTiming(**facts, is_peer=is_peer, **rows.fields(entrant, results.get(entrant.name)))
         for entrant, is_peer in entrants
     ]
 
@@ -167,7 +167,7 @@ def can_run(case: Case, device: str) -> list[str]:
     """Return the variants of a case that may run here, as far as can be known without trying."""
     machine = plan.inspect(device)
     cases = (msgspec.structs.replace(case, variant=variant) for variant in all_variants())
-    return [each.variant.name for each in cases if plan.why_not(each, machine) is None]
+    return [candidate.variant.name for candidate in cases if plan.why_not(candidate, machine) is None]
 
 
 def _ours(job: Job, name: str, device: torch.device) -> Entrant:
@@ -191,14 +191,14 @@ def _ours(job: Job, name: str, device: torch.device) -> Entrant:
         return rows.failed(name, error)
 
 
-def _shown(found: Check) -> str:
-    if found.rule == "outputs":
-        return f"error {found.error_share:.1e}"
-    flipped = "" if found.flipped_share is None else f"{found.flipped_share:.1e} flipped, "
-    return f"{found.verdict}: {flipped}{found.argmax_disagreements} of {found.images} disagree"
+def _shown(check: Check) -> str:
+    if check.rule == "outputs":
+        return f"error {check.error_share:.1e}"
+    flipped = "" if check.flipped_share is None else f"{check.flipped_share:.1e} flipped, "
+    return f"{check.verdict}: {flipped}{check.argmax_disagreements} of {check.images} disagree"
 
 
-def _call(built: Workload, loaded: Loaded, job: Job) -> Call:
+def _call(built: Workload, loaded: LoadedModel, job: Job) -> Call:
     """Return a call that runs inference once, or the forward and backward passes of a training step."""
     images = _images(built, job).to(loaded.device, loaded.dtype)
     if job.case.direction == "inference":
@@ -235,8 +235,8 @@ def _peer(
     job: Job, name: str, build: peer_models.Build, variant: Variant, device: torch.device, captured: bool
 ) -> Entrant:
     """Load a peer and check it; `captured` runs it as a CUDA graph, as its users would if launches dominated."""
-    shown = name if variant.precision == "fp32" else f"{name}, {variant.precision}"
-    shown += ", in a graph" if captured else ""
+    label = name if variant.precision == "fp32" else f"{name}, {variant.precision}"
+    label += ", in a graph" if captured else ""
     job = msgspec.structs.replace(job, case=msgspec.structs.replace(job.case, variant=variant))
     try:
         with rows.limited():
@@ -244,7 +244,7 @@ def _peer(
             peer = build(copy.deepcopy(built.plain).to(device, dtype)).eval()
             run = _autocast(peer, device) if variant.precision == "amp" else peer
             with torch.inference_mode():
-                check = check_and_answers(built, Loaded(run, dtype, device, None), job).check
+                check = check_and_answers(built, LoadedModel(run, dtype, device, None), job).check
         images = _images(built, job).to(device, dtype)
         call = (lambda: run(images)) if job.case.direction == "inference" else _training(peer, images, job)
         if captured:
@@ -252,11 +252,11 @@ def _peer(
             call = graph.replay
             call()
             torch.testing.assert_close(answer, run(images), rtol=1e-2, atol=1e-2)
-        return Entrant(shown, call, _shown(check), check.passed)
+        return Entrant(label, call, _shown(check), check.passed)
     except (Missing, Unsupported) as reason:
-        return Entrant(shown, None, str(reason), right=False)
+        return Entrant(label, None, str(reason), right=False)
     except Exception as raised:  # a peer may raise anything
-        return rows.failed(shown, raised)
+        return rows.failed(label, raised)
 
 
 def _autocast(module: nn.Module, device: torch.device) -> Callable[..., Tensor]:
@@ -267,7 +267,7 @@ def _autocast(module: nn.Module, device: torch.device) -> Callable[..., Tensor]:
     return run
 
 
-def _print(raced: Sequence[Row]) -> None:
+def _print(raced: Sequence[ModelTiming]) -> None:
     first = raced[0]
     title = f"{first.model} batch {first.batch_size} {first.direction} on {first.device}"
     table = Table(title=title, title_justify="left")

@@ -68,7 +68,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 @dataclass(frozen=True)
-class Op:
+class OpRecipe:
     """A recipe for a Problem; `letters` names the numbers of a shape, and number `place` grows with the batch.
 
     That number counts `rows` for each image.
@@ -299,27 +299,29 @@ _CONV = tuple((*shape[:3], 4) for shape in _VIM)
 _VIM_OPS = (in_conv, steps, out_norm)
 _NEURONS = ((T, 64, 64, 32, 32),)
 
-OPS: Mapping[str, Op] = {
-    "selective_scan": Op(_selective_scan, "batch,length,channels,state", _VIM[:2]),
-    "bidirectional_scan": Op(_bidirectional_scan, "batch,length,channels,state,rank", _VIM_MIXER[:2]),
-    "conv_scan_gate": Op(_conv_scan_gate, "batch,length,channels,state,rank", _VIM_MIXER),
-    "delta_projection": Op(_delta_projection, "batch,length,channels,rank", ((1, 197, 384, 12),)),
-    "causal_conv1d": Op(partial(_convolution, False), "batch,length,channels,width", _CONV[:2]),
-    "causal_conv1d_pair": Op(partial(_convolution, True), "batch,length,channels,width", _CONV[:2]),
-    "add_rms_norm": Op(_add_rms_norm, "rows,dim", ((197, 192), (4 * 197, 192)), rows=197),
-    **{f"vim_{op.__name__}": Op(partial(_vim_layer, op), "batch,length,dim", ((1, 197, 192),)) for op in _VIM_OPS},
-    "packed_linear": Op(
+OPS: Mapping[str, OpRecipe] = {
+    "selective_scan": OpRecipe(_selective_scan, "batch,length,channels,state", _VIM[:2]),
+    "bidirectional_scan": OpRecipe(_bidirectional_scan, "batch,length,channels,state,rank", _VIM_MIXER[:2]),
+    "conv_scan_gate": OpRecipe(_conv_scan_gate, "batch,length,channels,state,rank", _VIM_MIXER),
+    "delta_projection": OpRecipe(_delta_projection, "batch,length,channels,rank", ((1, 197, 384, 12),)),
+    "causal_conv1d": OpRecipe(partial(_convolution, False), "batch,length,channels,width", _CONV[:2]),
+    "causal_conv1d_pair": OpRecipe(partial(_convolution, True), "batch,length,channels,width", _CONV[:2]),
+    "add_rms_norm": OpRecipe(_add_rms_norm, "rows,dim", ((197, 192), (4 * 197, 192)), rows=197),
+    **{
+        f"vim_{op.__name__}": OpRecipe(partial(_vim_layer, op), "batch,length,dim", ((1, 197, 192),)) for op in _VIM_OPS
+    },
+    "packed_linear": OpRecipe(
         _packed_linear, "rows,inner,outer", ((197, 192, 768), (197, 384, 192), (4 * 197, 192, 768)), rows=197
     ),
-    "lif": Op(_lif, "T,...", _NEURONS, place=1),
-    "lif_pool": Op(partial(_lif_pool, False), "T,batch,channels,height,width", _NEURONS, place=1),
-    "lif_pool_repeat": Op(partial(_lif_pool, True), "T,batch,channels,height,width", _NEURONS, place=1),
-    "stbif": Op(_stbif, "T,...", _NEURONS, place=1),
-    "stbif_block": Op(_stbif_block, "T,batch,channels,...", ((T, 1, 64, 8, 8), (T, 32, 64, 8, 8)), place=1),
-    "max_pool_delta": Op(
+    "lif": OpRecipe(_lif, "T,...", _NEURONS, place=1),
+    "lif_pool": OpRecipe(partial(_lif_pool, False), "T,batch,channels,height,width", _NEURONS, place=1),
+    "lif_pool_repeat": OpRecipe(partial(_lif_pool, True), "T,batch,channels,height,width", _NEURONS, place=1),
+    "stbif": OpRecipe(_stbif, "T,...", _NEURONS, place=1),
+    "stbif_block": OpRecipe(_stbif_block, "T,batch,channels,...", ((T, 1, 64, 8, 8), (T, 32, 64, 8, 8)), place=1),
+    "max_pool_delta": OpRecipe(
         _max_pool_delta, "T,batch,channels,height,width", ((T, 1, 64, 16, 16), (T, 32, 64, 16, 16)), place=1
     ),
-    "spike_conv2d": Op(
+    "spike_conv2d": OpRecipe(
         _spike_conv2d,
         "images,channels,height,width,out,kernel,percent",
         ((512, 64, 16, 16, 128, 3, 19), (8, 64, 8, 8, 64, 3, 21), (8, 256, 2, 2, 256, 3, 21)),

@@ -19,7 +19,7 @@ FEWEST_ROUNDS = 5
 
 
 @dataclass(frozen=True)
-class Paired:
+class PairedTiming:
     """A contender's median time per call, and its time divided by that of the reference with a 95 % interval.
 
     There is no ratio if the reference did not finish.
@@ -33,7 +33,7 @@ class Paired:
 
 
 @dataclass(frozen=True)
-class Dropped:
+class DroppedContender:
     """A contender that dropped out, and the error that it raised."""
 
     name: str
@@ -94,7 +94,7 @@ def race(
     seconds: float,
     against: str,
     limit_s: float = math.inf,
-) -> list[Paired | Dropped]:
+) -> list[PairedTiming | DroppedContender]:
     """Return each contender's result, in their order; ratios are times divided by those of the one named `against`.
 
     A contender is a name, a call, and how many times that call computes the answer; times are for one answer.
@@ -135,12 +135,12 @@ def visit(call: Callable[[], object], calls: int, device: torch.device) -> float
     return (time.perf_counter() - start) / calls
 
 
-def _result(runner: _Runner, first: Sequence[float] | None) -> Paired | Dropped:
+def _result(runner: _Runner, first: Sequence[float] | None) -> PairedTiming | DroppedContender:
     if runner.reason is not None:
-        return Dropped(runner.name, runner.reason)
+        return DroppedContender(runner.name, runner.reason)
     spent = runner.rounds()
     ratio, interval = (None, None) if first is None else _compared(spent, first)
-    return Paired(runner.name, 1e3 * statistics.median(spent), ratio, interval, len(spent))
+    return PairedTiming(runner.name, 1e3 * statistics.median(spent), ratio, interval, len(spent))
 
 
 def _compared(spent: Sequence[float], first: Sequence[float]) -> tuple[float, Interval | None]:

@@ -64,7 +64,7 @@ class OfficialVim(nn.Module):
         u = self._convolve(x, conv.weight.squeeze(1), conv.bias, activation="silu")
         low, B, C = x_proj(u.transpose(1, 2).flatten(0, 1)).split([dt_proj.in_features, _STATES, _STATES], dim=-1)
         delta = (dt_proj.weight @ low.mT).unflatten(1, (len(u), -1)).transpose(0, 1)
-        B, C = (each.unflatten(0, (len(u), -1)).transpose(1, 2).contiguous() for each in (B, C))
+        B, C = (tensor.unflatten(0, (len(u), -1)).transpose(1, 2).contiguous() for tensor in (B, C))
         return self._scan(u, delta, -log.float().exp(), B, C, D.float(), z, dt_proj.bias.float(), True)
 
 
@@ -94,7 +94,7 @@ def _mambapy(
     softplus: bool,
 ) -> Tensor:
     """Return the gated scan (B, E, L), computed by a method that takes (B, L, ...) and reads its block's sizes."""
-    u, delta, B, C, z = (each.transpose(1, 2) for each in (u, delta, B, C, z))
+    u, delta, B, C, z = (tensor.transpose(1, 2) for tensor in (u, delta, B, C, z))
     block = SimpleNamespace(config=SimpleNamespace(d_inner=A.shape[0], d_state=A.shape[1]))
     y = scan(block, u, functional.softplus(delta + bias) if softplus else delta, A, B, C, D)
     return (y * functional.silu(z)).transpose(1, 2)

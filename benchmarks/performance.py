@@ -21,7 +21,7 @@ from benchd.daemon.records import Variant
 from benchd.daemon.reporting.palette import GREY, colour
 from benchd.daemon.reporting.tables import markdown_table
 from benchmarks import kernels, lines, models, rows
-from benchmarks.machine import Machine
+from benchmarks.machine import BenchmarkMachine
 
 HEAD = """# Performance
 
@@ -36,7 +36,7 @@ interval; `benchd report results/<machine>/records.jsonl` adds the energy.
 """
 OF_MODELS = ("model", "batch", "best", "ms", "x over eager", "other build", "x over other", "answers")
 OURS = "benchd"  # our contender in a kernel's race
-AnyRow = TypeVar("AnyRow", bound=rows.Timed)
+AnyRow = TypeVar("AnyRow", bound=rows.ContenderRow)
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
@@ -48,9 +48,9 @@ class Win:
     model: str
     batch_size: int
     direction: str
-    best: models.Row
-    eager: models.Row | None
-    peer: models.Row | None
+    best: models.ModelTiming
+    eager: models.ModelTiming | None
+    peer: models.ModelTiming | None
 
 
 @app.command()
@@ -72,7 +72,7 @@ def page(folder: Path) -> str:
     """Return one machine's part of the page, without tables for what was not raced there."""
     machine = folder / "machine.json"
     races = list(wins(folder))
-    described = msgspec.json.decode(machine.read_bytes(), type=Machine) if machine.exists() else None
+    described = msgspec.json.decode(machine.read_bytes(), type=BenchmarkMachine) if machine.exists() else None
     title = described.device if described else races[0].device if races else folder.name
     lines = [f"## {title}", ""]
     if described:
@@ -93,8 +93,8 @@ def page(folder: Path) -> str:
 
 def wins(folder: Path) -> Iterator[Win]:
     """Yield a machine's races of models, except those in which none of our variants gave correct answers."""
-    races: dict[tuple[str, int, str], dict[str, models.Row]] = {}
-    for row in _read(folder / "models.jsonl", models.Row):
+    races: dict[tuple[str, int, str], dict[str, models.ModelTiming]] = {}
+    for row in _read(folder / "models.jsonl", models.ModelTiming):
         # of repeated races, the last one counts
         races.setdefault((row.model, row.batch_size, row.direction), {})[row.contender] = row
     for (model, batch_size, direction), contenders in sorted(races.items()):
@@ -114,8 +114,8 @@ def _win(win: Win) -> tuple[str, ...]:
 
 def _kernels(folder: Path) -> Iterator[tuple[float, str]]:
     """Yield each of our kernels' speedup over the fastest other contender, at its largest shape, and its name."""
-    races: dict[tuple[str, str], dict[tuple[int, ...], dict[str, kernels.Row]]] = {}
-    for row in _read(folder / "kernels.jsonl", kernels.Row):
+    races: dict[tuple[str, str], dict[tuple[int, ...], dict[str, kernels.OpTiming]]] = {}
+    for row in _read(folder / "kernels.jsonl", kernels.OpTiming):
         if not row.captured:
             shapes = races.setdefault((row.op, row.dtype), {})
             shapes.setdefault(tuple(row.shape), {})[row.contender] = row
@@ -159,24 +159,28 @@ def _machines(folder: Path) -> list[Path]:
 
 def _read(path: Path, kind: type[AnyRow]) -> list[AnyRow]:
     """Return the rows of a kind, from its own file or, for bench-quarter, from the file with all kinds."""
-    kept = [msgspec.json.decode(line, type=kind) for line in path.read_bytes().splitlines()] if path.exists() else []
-    key = "op" if kind is kernels.Row else "model"
-    found = (each for each in lines.whole(path.with_name("rows.jsonl")) if key in each[0] and not each[0].get("host"))
-    return kept + [msgspec.json.decode(line, type=kind) for _, line in found]
+    own_rows = (
+        [msgspec.json.decode(line, type=kind) for line in path.read_bytes().splitlines()] if path.exists() else []
+    )
+    key = "op" if kind is kernels.OpTiming else "model"
+    entries = (
+        entry for entry in lines.whole(path.with_name("rows.jsonl")) if key in entry[0] and not entry[0].get("host")
+    )
+    return own_rows + [msgspec.json.decode(line, type=kind) for _, line in entries]
 
 
 def _fastest(contenders: Iterable[AnyRow]) -> AnyRow | None:
     return min(contenders, key=rows.fastest_first, default=None)
 
 
-def _speed(slow: rows.Timed, fast: rows.Timed) -> float:
+def _speed(slow: rows.ContenderRow, fast: rows.ContenderRow) -> float:
     """Return the time of `slow` divided by that of `fast`, from the ratios of their race if available."""
     if slow.ratio and fast.ratio:
         return slow.ratio / fast.ratio
     return (slow.median_ms or math.nan) / (fast.median_ms or math.nan)
 
 
-def _times(slow: rows.Timed | None, fast: rows.Timed) -> str:
+def _times(slow: rows.ContenderRow | None, fast: rows.ContenderRow) -> str:
     return f"{_speed(slow, fast):.3g}" if slow and slow.median_ms else "-"
 
 

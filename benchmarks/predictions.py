@@ -55,15 +55,21 @@ PREDICTIONS = (
 
 def page(rows: Iterable[Mapping[str, Any]]) -> str:
     """Return a table of the predictions with the measured value of each; of several matching rows, the last counts."""
-    held = list(rows)
-    shown = [(each.what, _expected(each), _measured(each, held)) for each in PREDICTIONS]
-    return "\n".join([HEAD, "", *markdown_table(("what", "predicted ms", "measured ms"), shown)]) + "\n"
+    measured = list(rows)
+    cells = [(prediction.what, _expected(prediction), _measured(prediction, measured)) for prediction in PREDICTIONS]
+    return "\n".join([HEAD, "", *markdown_table(("what", "predicted ms", "measured ms"), cells)]) + "\n"
 
 
-def _expected(each: Prediction) -> str:
-    return f"{each.least_ms:.3g} or more" if each.most_ms is None else f"{each.least_ms:.3g} to {each.most_ms:.3g}"
+def _expected(prediction: Prediction) -> str:
+    return (
+        f"{prediction.least_ms:.3g} or more"
+        if prediction.most_ms is None
+        else f"{prediction.least_ms:.3g} to {prediction.most_ms:.3g}"
+    )
 
 
-def _measured(each: Prediction, rows: list[Mapping[str, Any]]) -> str:
-    of_it = [row for row in rows if row.get("median_ms") and all(row.get(k) == v for k, v in each.columns.items())]
+def _measured(prediction: Prediction, rows: list[Mapping[str, Any]]) -> str:
+    of_it = [
+        row for row in rows if row.get("median_ms") and all(row.get(k) == v for k, v in prediction.columns.items())
+    ]
     return f"{of_it[-1]['median_ms']:.3g} on {of_it[-1]['device']}" if of_it else "-"

@@ -66,7 +66,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 
 @dataclass(frozen=True)
-class Stage:
+class QuarterStage:
     """A command, the remaining seconds needed to make starting it worthwhile, and its time limit."""
 
     name: str
@@ -88,26 +88,26 @@ def main(
         raise typer.BadParameter("torch finds no CUDA device here; see what runs without one with --device cpu --dry")
     planned = list(stages(device, output, dry=dry))
     for name in stage or []:
-        if name not in {each.name for each in planned}:
-            raise typer.BadParameter(f"unknown stage {name!r}; choose one of {', '.join(one.name for one in planned)}")
-    came_to = run([each for each in planned if not stage or each.name in stage], output, 60 * minutes)
+        if name not in {s.name for s in planned}:
+            raise typer.BadParameter(f"unknown stage {name!r}; choose one of {', '.join(s.name for s in planned)}")
+    came_to = run([s for s in planned if not stage or s.name in stage], output, 60 * minutes)
     typer.echo((output / "predictions.md").read_text())
     raise typer.Exit(int(any(status == "failed" for status in came_to.values())))
 
 
-def stages(device: str, output: Path, *, dry: bool = False) -> Iterator[Stage]:
+def stages(device: str, output: Path, *, dry: bool = False) -> Iterator[QuarterStage]:
     """Yield the stages for a device, most important first; those that need a GPU are left out on a CPU."""
     on_gpu, raw = device == "cuda", str(output / "raw.jsonl")
     rows = ("--device", device, "--output", raw)
     batches = ("--batch-size", "1") if dry else BATCHES
-    ops = [each for op in (("add_rms_norm", "lif") if dry else GRAPH_OPS) for each in ("--op", op)]
-    few = [each for op in ("add_rms_norm", "bidirectional_scan", "lif_pool", "stbif") for each in ("--op", op)]
+    ops = [arg for op in (("add_rms_norm", "lif") if dry else GRAPH_OPS) for arg in ("--op", op)]
+    few = [arg for op in ("add_rms_norm", "bidirectional_scan", "lif_pool", "stbif") for arg in ("--op", op)]
     seconds = "0.02" if dry else "0.4"
     fp16 = ("--dtype", "fp16") if on_gpu else ()
     captured = ("--graph",) if on_gpu else ()
 
-    def ours(name: str, least: float, most: float, module: str, *arguments: str) -> Stage:
-        return Stage(name, least, most, interpreter.of_module(f"benchmarks.{module}", *arguments))
+    def ours(name: str, least: float, most: float, module: str, *arguments: str) -> QuarterStage:
+        return QuarterStage(name, least, most, interpreter.of_module(f"benchmarks.{module}", *arguments))
 
     machine = ("--device", device, "--output", str(output / "machine.json"))
     yield ours("rates", 5, 25, "machine", *machine)
@@ -121,21 +121,21 @@ def stages(device: str, output: Path, *, dry: bool = False) -> Iterator[Stage]:
         "tests/kernels/lif",
     )
     more = () if dry else ("tests/kernels/selective_scan", "tests/kernels/add_rms_norm")
-    yield Stage("smoke", 15, 60, interpreter.of_module("pytest", *smoke, *more, "-k", "triton"))
+    yield QuarterStage("smoke", 15, 60, interpreter.of_module("pytest", *smoke, *more, "-k", "triton"))
     timed = (*fp16, *captured, "--seconds", seconds, *rows)
     yield ours("graphs", 20, 90, "kernels", *ops, *batches, "--no-compile", *timed)
     if not dry:
         yield ours("compiled", 20, 60, "kernels", *few, *batches[:2], *timed)
     if on_gpu:
-        cuts = [each for cut in CUTS for each in ("--cut", cut)]
+        cuts = [arg for cut in CUTS for arg in ("--cut", cut)]
         yield ours("cuts", 10, 40, "kernels", "--op", "bidirectional_scan", *cuts, *batches, "--no-compile", *timed)
     for name, least, most, models, variants in (
         ("vim", 30, 100, ("vim_tiny",), VIM),
         ("spiking", 20, 55, NETS, SPIKING),
     ):
         chosen = variants if on_gpu else ("custom",)
-        raced = [each for model in models[: 1 if dry else None] for each in ("--model", model)]
-        raced += [each for variant in chosen for each in ("--variant", variant)]
+        raced = [arg for model in models[: 1 if dry else None] for arg in ("--model", model)]
+        raced += [arg for variant in chosen for arg in ("--variant", variant)]
         size = batches if name == "vim" else batches[-2:]
         yield ours(name, least, most, "models", *raced, *size, "--seconds", "0.1" if dry else "2", *rows)
     yield ours("host", 10, 35, "kernels", "--host", "--no-compile", *ops, "--batch-size", "1", *fp16, *rows)
@@ -143,38 +143,38 @@ def stages(device: str, output: Path, *, dry: bool = False) -> Iterator[Stage]:
         yield from _counters(output)
     for model, variant in RECORDED if not dry else ():
         name = f"{model}-{variant}"
-        what = ("--models", model, "--variants", variant if on_gpu else "custom", "--batch-sizes", "1")
+        selection = ("--models", model, "--variants", variant if on_gpu else "custom", "--batch-sizes", "1")
         how = ("--device", device, "--preset", "quick", "--output", str(output / name))
-        yield Stage(f"record {name}", 15, 60, command("bench-once", *what, *how))
+        yield QuarterStage(f"record {name}", 15, 60, command("bench-once", *selection, *how))
     if not dry:
         yield from _rest(device, output, rows)
 
 
-def _rest(device: str, output: Path, rows: Sequence[str]) -> Iterator[Stage]:
+def _rest(device: str, output: Path, rows: Sequence[str]) -> Iterator[QuarterStage]:
     """Yield the stages that take hours: all tests; races, records and profiles of every variant; five runs of eager."""
     tests = ("tests/kernels", "tests/gpu" if device == "cuda" else "tests/models")
-    yield Stage("tests", 300, 1800, interpreter.of_module("pytest", "-q", "-p", "no:cacheprovider", *tests))
-    raced = [each for variant in RACED for each in ("--variant", variant)] if device == "cuda" else []
+    yield QuarterStage("tests", 300, 1800, interpreter.of_module("pytest", "-q", "-p", "no:cacheprovider", *tests))
+    raced = [arg for variant in RACED for arg in ("--variant", variant)] if device == "cuda" else []
     for model, batch in product(("vim_tiny", *NETS), ("1", "4", "64", "256") if device == "cuda" else ("1", "4")):
-        what = ("--models", model, "--batch-sizes", batch, "--device", device, "--preset", "quick")
+        selection = ("--models", model, "--batch-sizes", batch, "--device", device, "--preset", "quick")
         if device == "cuda":
             engine = ("export", model, "--to", "tensorrt", "--precision", "fp16", "--batch-sizes", batch)
-            yield Stage(f"engine {model} b{batch}", 60, 600, command("benchd", *engine, "--weights", "random"))
+            yield QuarterStage(f"engine {model} b{batch}", 60, 600, command("benchd", *engine, "--weights", "random"))
         race = ("--model", model, "--batch-size", batch, *raced, "--seconds", "20", *rows)
-        yield Stage(f"race {model} b{batch}", 60, 480, interpreter.of_module("benchmarks.models", *race))
-        record = command("bench-once", *what, "--output", str(output / f"{model}-b{batch}"))
-        yield Stage(f"records {model} b{batch}", 60, 900, record)
+        yield QuarterStage(f"race {model} b{batch}", 60, 480, interpreter.of_module("benchmarks.models", *race))
+        record = command("bench-once", *selection, "--output", str(output / f"{model}-b{batch}"))
+        yield QuarterStage(f"records {model} b{batch}", 60, 900, record)
     for model in ("vim_tiny", *NETS):
         how = ("--variants", "eager", "--device", device, "--preset", "quick")
         five = ("--models", model, *how, "--processes", "5", "--output", str(output / f"{model}-five"))
-        yield Stage(f"five of {model}", 60, 480, command("bench-once", *five))
+        yield QuarterStage(f"five of {model}", 60, 480, command("bench-once", *five))
         for variant in ("eager", "custom"):
             profile = ("profile", model, "--variants", variant, "--method", "all", "--preset", "quick")
             folder = ("--device", device, "--output", str(output / f"profile-{model}-{variant}"))
-            yield Stage(f"profile {model} {variant}", 30, 300, command("benchd", *profile, *folder))
+            yield QuarterStage(f"profile {model} {variant}", 30, 300, command("benchd", *profile, *folder))
 
 
-def _counters(output: Path) -> Iterator[Stage]:
+def _counters(output: Path) -> Iterator[QuarterStage]:
     """Yield the stages that read the GPU's counters for both scans, at batch sizes 1 and 64, if ncu is permitted to."""
     for batch in ("1", "64"):
         ncu = ("ncu", "--set", "detailed", "--launch-skip", "6", "--launch-count", "3", "--csv", "--page", "raw")
@@ -182,10 +182,10 @@ def _counters(output: Path) -> Iterator[Stage]:
             "benchmarks.kernels", "--op", "bidirectional_scan", "--batch-size", batch, "--dtype", "fp16",
             "--device", "cuda", "--no-compile", "--seconds", "0.02",
         )  # fmt: skip
-        yield Stage(f"ncu b{batch}", 10, 30, (*ncu, "--log-file", str(output / f"ncu-b{batch}.csv"), *run))
+        yield QuarterStage(f"ncu b{batch}", 10, 30, (*ncu, "--log-file", str(output / f"ncu-b{batch}.csv"), *run))
 
 
-def run(planned: Sequence[Stage], output: Path, seconds: float) -> dict[str, Status]:
+def run(planned: Sequence[QuarterStage], output: Path, seconds: float) -> dict[str, Status]:
     """Run the stages that have not finished in `output`, within this many seconds; return the outcome of each.
 
     On SIGTERM the running stage is ended, its results are kept, and this process exits with status 143.
@@ -214,19 +214,19 @@ def _ended(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def finished(stage: Stage, output: Path, left_s: float) -> Status:
+def finished(stage: QuarterStage, output: Path, left_s: float) -> Status:
     """Run a stage within its limit and the seconds that are left, writing its output to a file."""
     if left_s < stage.least_s:
         return "no time left"
     _end_line(output / "raw.jsonl")
-    with (output / "said.txt").open("ab") as said:
-        said.write(f"== {stage.name} ==\n".encode())
-        said.flush()
+    with (output / "said.txt").open("ab") as log:
+        log.write(f"== {stage.name} ==\n".encode())
+        log.flush()
         child = subprocess.Popen(
             stage.command,
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
+            stdout=log,
+            stderr=log,
             start_new_session=True,
             env=os.environ | {"PYTHONPATH": str(lines.HERE.parent)},
         )
@@ -264,8 +264,8 @@ def keep(output: Path, came_to: dict[str, Status]) -> None:
     with _undisturbed():
         rows = {lines.subject(row): (row, line) for row, line in lines.whole(output / "raw.jsonl")}
         _write(output / "rows.jsonl", [line for _, line in rows.values()])
-        kept = (each for path in sorted(output.glob("*/records.jsonl")) for each in lines.whole(path))
-        _write(output / "records.jsonl", list({record["run_id"]: line for record, line in kept}.values()))
+        entries = (entry for path in sorted(output.glob("*/records.jsonl")) for entry in lines.whole(path))
+        _write(output / "records.jsonl", list({record["run_id"]: line for record, line in entries}.values()))
         write_through(output / "predictions.md", predictions.page([row for row, _ in rows.values()]).encode())
         write_through(output / "stages.json", json.dumps(came_to, indent=1).encode())
         packed = io.BytesIO()

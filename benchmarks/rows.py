@@ -22,7 +22,7 @@ from benchd.daemon.machine import folders
 from benchd.daemon.measuring.process import environment
 from benchd.exporters import code
 from benchmarks import lines
-from benchmarks.paired import Dropped, Paired, in_a_line, race
+from benchmarks.paired import DroppedContender, PairedTiming, in_a_line, race
 from benchmarks.peers import PACKAGES
 
 WRONG = 5
@@ -31,7 +31,7 @@ _PLAIN_WIDTH = 160  # columns, if the output is not a terminal
 _RUNTIMES = ("triton", "onnxruntime-gpu", "tensorrt")
 
 
-class Timed(msgspec.Struct, frozen=True, kw_only=True):
+class ContenderRow(msgspec.Struct, frozen=True, kw_only=True):
     """One contender's printed and stored result. A ratio is its time divided by that of the first one, if that ran.
 
     `right` is set if its answer is correct; if it did not run, `verdict` gives the reason and there is no time. It was
@@ -87,15 +87,17 @@ def limited() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def run(entrants: Sequence[Entrant], device: torch.device, seconds: float) -> dict[str, Paired | Dropped]:
+def run(
+    entrants: Sequence[Entrant], device: torch.device, seconds: float
+) -> dict[str, PairedTiming | DroppedContender]:
     """Race the entrants that have a call; return results by name, with ratios of their times to the first entrant's."""
     starters = [(entrant.name, entrant.call, entrant.calls) for entrant in entrants if entrant.call]
     return {result.name: result for result in race(starters, device, seconds, entrants[0].name, ENTRANT_S)}
 
 
-def fields(entrant: Entrant, result: Paired | Dropped | None) -> dict[str, Any]:
+def fields(entrant: Entrant, result: PairedTiming | DroppedContender | None) -> dict[str, Any]:
     """Return a contender's own columns; before the race, these say that it has not run."""
-    if isinstance(result, Dropped):
+    if isinstance(result, DroppedContender):
         return {"contender": entrant.name, "verdict": result.reason, "right": False}
     verdict = entrant.verdict if entrant.right or not entrant.call else f"WRONG: {entrant.verdict}"
     verdict += ", not raced" if entrant.call and result is None else ""
@@ -107,12 +109,12 @@ def fields(entrant: Entrant, result: Paired | Dropped | None) -> dict[str, Any]:
     return columns
 
 
-def cells(row: Timed) -> tuple[str, str]:
+def cells(row: ContenderRow) -> tuple[str, str]:
     """Return the time and the ratio as shown in a table."""
     return "-" if row.median_ms is None else f"{row.median_ms:.4g}", ratio(row)
 
 
-def ratio(row: Timed) -> str:
+def ratio(row: ContenderRow) -> str:
     """Return the ratio with its interval as shown in a table."""
     if row.ratio is None:
         return "-"
@@ -120,7 +122,7 @@ def ratio(row: Timed) -> str:
     return f"{row.ratio:.3g}{reach}"
 
 
-def fastest_first(row: Timed) -> tuple[bool, float]:
+def fastest_first(row: ContenderRow) -> tuple[bool, float]:
     """Return the sorting key for the rows of one race, in which those that did not run come last."""
     return row.median_ms is None, row.ratio or row.median_ms or 0.0
 
@@ -137,7 +139,7 @@ def end(wrong: Sequence[str]) -> NoReturn:
     raise typer.Exit(WRONG if wrong else 0)
 
 
-def write(rows: Sequence[Timed], output: Path | None) -> None:
+def write(rows: Sequence[ContenderRow], output: Path | None) -> None:
     """Append one JSON line for each contender."""
     if output is not None:
         columns = lines.stamp()
@@ -170,8 +172,8 @@ def as_a_worker(module: str) -> None:
     """Restart `python -m module` with a worker's environment, because heap settings are read before any allocation."""
     options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     options.add_argument("--device", default="auto")
-    asked = options.parse_known_args()[0].device
-    device = "cpu" if asked == "cpu" or not torch.cuda.is_available() else "cuda"
+    requested = options.parse_known_args()[0].device
+    device = "cpu" if requested == "cpu" or not torch.cuda.is_available() else "cuda"
     wanted = environment(device, str(folders.cache()), None)
     if os.environ != wanted:
         os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], wanted)  # noqa: S606 - no shell

@@ -223,7 +223,7 @@ class Suite(Inputs, Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return trigger.parse(self.every, self.at, self.cron)
 
 
-class Shipped(Struct, frozen=True, forbid_unknown_fields=True):
+class ShippedFolder(Struct, frozen=True, forbid_unknown_fields=True):
     """`[[shipped]]`: a folder from `benchd ship` that the service verifies, by absolute path; `name` is used in topics.
 
     It is verified on the schedule in `every`, `at` or `cron`, and whenever its files, the trust settings, the machine
@@ -266,12 +266,12 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     sampling: SamplingConfig = SamplingConfig()
     limits: LimitsConfig = LimitsConfig()
     suite: list[Suite] = []
-    shipped: list[Shipped] = []
+    shipped: list[ShippedFolder] = []
 
     def __post_init__(self) -> None:
         if twice := _twice(suite.name for suite in self.suite if suite.name):
             raise UsageError(f"suite.name {twice!r}: used twice; rename one")
-        if twice := _twice(one.called for one in self.shipped):
+        if twice := _twice(shipped_folder.called for shipped_folder in self.shipped):
             raise UsageError(f"shipped.name {twice!r}: used twice; rename one")
         files = {path: Path(path).stem for suite in self.suite if (path := suite.onnx or suite.nir)}
         modules = {suite.module: suite.module.rpartition(".")[2] for suite in self.suite if suite.module}
@@ -365,13 +365,13 @@ def _refuse_nul(value: Any, key: str) -> None:
 def _refuse_foreign(path: Path, status: os.stat_result, key: str) -> None:
     """Raise UsageError for `key` if anyone other than root and the current user may write or replace the file."""
     for place, owned in [(path, status), *((folder, folder.stat()) for folder in path.resolve().parents)]:
-        what = "file" if place is path else "folder"
+        kind = "file" if place is path else "folder"
         # a sticky folder like /tmp, where users cannot replace each other's files
         is_kept = place is not path and owned.st_mode & stat.S_ISVTX
         if owned.st_uid not in (0, os.geteuid()):
-            raise UsageError(f"{key}: refused because another user owns this {what}: sudo chown root {place}")
+            raise UsageError(f"{key}: refused because another user owns this {kind}: sudo chown root {place}")
         if owned.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_kept:
-            raise UsageError(f"{key}: refused because other users can write to this {what}: sudo chmod go-w {place}")
+            raise UsageError(f"{key}: refused because other users can write to this {kind}: sudo chmod go-w {place}")
 
 
 def _refuse_unknown_keys(data: dict[str, Any], kind: type[Struct], where: str) -> None:

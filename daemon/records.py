@@ -675,9 +675,9 @@ class Inputs(Struct, frozen=True, kw_only=True):
     @property
     def named(self) -> "Inputs":
         """Return the inputs, with files and folders reduced to their names, as stored in records."""
-        asked = msgspec.structs.asdict(self)
+        values = msgspec.structs.asdict(self)
         names = ("weights", "data", "samples", "labels", "metric", "calibration")
-        return Inputs(**asked | {name: _last(asked[name]) for name in names if asked[name]})
+        return Inputs(**values | {name: _last(values[name]) for name in names if values[name]})
 
 
 def file_of(text: str) -> str:
@@ -1030,7 +1030,7 @@ class NeuroBench(Struct, frozen=True, kw_only=True):
     uncounted: list[str] = []
 
 
-class Counted(Struct, frozen=True, kw_only=True):
+class WorkCount(Struct, frozen=True, kw_only=True):
     """The work of one run of a batch in float32, counted while a module ran: 2 operations per multiply-add.
 
     `bytes` is the size of the parameters, each counted once, plus the inputs and the outputs. `uncounted` lists the

@@ -68,20 +68,20 @@ class Answers:
 
     def update(self) -> tuple[dict[str, list[Choice]], int]:
         """Return the choices by board, and how many boards have still to be read for them to be up to date."""
-        found, left, _ = self._kept.update()
+        by_board, left, _ = self._kept.update()
         changes, left_of_changes = self._changes.update("setup")
         known = {(change.device_id, change.case_id, *change.where): change for change in changes}
         choices = {
             device_id: [choice._replace(change=known.get(_place(choice))) for choice in of_board.choices]
-            for device_id, of_board in found.items()
+            for device_id, of_board in by_board.items()
         }
         self.changes = changes
         return choices, max(left, left_of_changes)
 
     def newest(self) -> tuple[list[Newest], int]:
         """Return the newest result of every case and place, and how many boards have still to be read."""
-        found, left, _ = self._kept.update()
-        return [one for of_board in found.values() for one in of_board.newest], left
+        by_board, left, _ = self._kept.update()
+        return [entry for of_board in by_board.values() for entry in of_board.newest], left
 
 
 def _place(choice: Choice) -> tuple[str, str, str, str]:
@@ -94,15 +94,15 @@ def _board(board: Runs) -> _Board:
     for of_case in board.setups().values():
         for where, (newest, *_) in by_place(of_case, reported=False).items():
             keys[where].append(newest.key)
-    whole = _Board([], [])
+    content = _Board([], [])
     for of_where in keys.values():  # one at a time, to keep few records in memory
         records = board.records(of_where)
-        whole.choices.extend(_choices(records))
+        content.choices.extend(_choices(records))
         why = unable(records)
-        whole.newest.extend(
+        content.newest.extend(
             Newest(flat(record, 0.0), _kind(record.environment), record.case, why.get(record.key)) for record in records
         )
-    return whole
+    return content
 
 
 def _choices(records: list[Record]) -> Iterator[Choice]:

@@ -75,10 +75,10 @@ class Changes:
     def update(self, since: str) -> tuple[list[Change], int]:
         """Return the changes since an entry of UPDATES or a day, and how many boards have still to be read."""
         with self._lock:
-            kept = self._kept.get(since) or BoardCache(self._store, partial(_of_board, since=since))
-            self._kept[since] = kept
+            cache = self._kept.get(since) or BoardCache(self._store, partial(_of_board, since=since))
+            self._kept[since] = cache
             self._forget_dates()
-        by_board, left, newest = kept.update()
+        by_board, left, newest = cache.update()
         with self._lock:
             state = (left, newest, len(by_board))
             if self._judged.get(since, (None,))[0] != state:
@@ -95,7 +95,10 @@ def extent(alike: Sequence[Change], of: int) -> str:
     """Return how many of `of` cases became slower or faster, by how much, and what disturbed any of them."""
     shares = sorted(abs(change.verdict.effect or 0.0) for change in alike)
     low, high = (percent(share, "") for share in (shares[0], shares[-1]))
-    between, mark = low if low == high else f"{low} to {high}", next((one.mark for one in alike if one.mark), "")
+    between, mark = (
+        low if low == high else f"{low} to {high}",
+        next((marked.mark for marked in alike if marked.mark), ""),
+    )
     return f"{len(alike)} of {count(of, 'case')} {alike[0].verdict.answer}, {between} %{mark}"
 
 
@@ -147,21 +150,21 @@ def _change(
     records = board.records([*before_keys, *now_keys])
     before, now = ([record for record in records if record.key in keys] for keys in (before_keys, now_keys))
     if before and now:
-        one, other = before[0], now[0]
+        earlier, later = before[0], now[0]
         is_across = UPDATES["setup"](of[0]) != UPDATES["setup"](of[1])
         sides = before[::-1], now[::-1]  # newest last, as in a file
         yield Change(
             device_id=board.device_id,
-            case_id=other.case_id,
+            case_id=later.case_id,
             where=(of[1].computes, of[1].power_mode or ""),
-            before_key=one.key,
-            now_key=other.key,
+            before_key=earlier.key,
+            now_key=later.key,
             runs=(len(before), len(now)),
             last_s=(of[0].measured_s, of[1].measured_s),
             first_s=board.first_s(of[1], since_s),
             pair=pair(*sides, across_setups=is_across),
-            differences=tuple(map(short, _differences(one, other)[:DIFFERENCES])) if is_across else (),
-            separating=_separating(one, other)[:SEPARATING_CHARS] if is_across else "",
+            differences=tuple(map(short, _differences(earlier, later)[:DIFFERENCES])) if is_across else (),
+            separating=_separating(earlier, later)[:SEPARATING_CHARS] if is_across else "",
             is_across=is_across,
             mark=doubts.mark(records),
         )

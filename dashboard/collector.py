@@ -21,15 +21,15 @@ import msgspec
 from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
 
 from benchd.daemon.delivery import topics
-from benchd.daemon.delivery.broker import Broker, Ended
-from benchd.daemon.delivery.connection import Arrived
+from benchd.daemon.delivery.broker import Broker, ConnectionEnded
+from benchd.daemon.delivery.connection import IncomingMessage
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
 from benchd.daemon.machine import identity
 from benchd.daemon.trigger import DAY_S
 from benchd.dashboard import queries
 from benchd.dashboard.feed import Feed
-from benchd.dashboard.messages import READER, Row, quarantined, rows
+from benchd.dashboard.messages import READER, TableRow, quarantined, rows
 from benchd.dashboard.notices import Settings, telling
 from benchd.dashboard.queries import Gap
 from benchd.dashboard.store import Store
@@ -128,23 +128,23 @@ class Collector:
         finally:
             self._since_s = math.inf
 
-    def _keep(self, arrived: Sequence[Arrived]) -> None:
+    def _keep(self, arrived: Sequence[IncomingMessage]) -> None:
         """Commit messages; if the database rejects one, only that one is quarantined."""
         self._commit([(message, self._beyond_day(message) or rows(message)) for message in arrived])
 
-    def _commit(self, messages: Sequence[tuple[Arrived, list[Row]]]) -> None:
+    def _commit(self, messages: Sequence[tuple[IncomingMessage, list[TableRow]]]) -> None:
         try:
-            self._store.add(row for _, each in messages for row in each)
+            self._store.add(row for _, rows in messages for row in rows)
         except OUTAGES:
             raise
         except Exception as error:
             if len(messages) == 1:
                 self._store.add([quarantined(messages[0][0], f"not stored: {_reason(error)}")])
                 return
-            for each in messages:
-                self._commit([each])
+            for message in messages:
+                self._commit([message])
 
-    def _beyond_day(self, message: Arrived) -> list[Row]:
+    def _beyond_day(self, message: IncomingMessage) -> list[TableRow]:
         """Return the row to store in place of a message whose device has used up its share of the database."""
         if time.monotonic() >= self._day_ends:
             self._taken_bytes.clear()
@@ -159,9 +159,9 @@ class Collector:
 
     def _read_again(self) -> None:
         """Read messages that an earlier version of benchd could not read and quarantined."""
-        while held := self._store.quarantined(but=READER, limit=AGAIN):
-            self._keep(list(held.values()))
-            self._store.release(held, but=READER)
+        while messages := self._store.quarantined(but=READER, limit=AGAIN):
+            self._keep(list(messages.values()))
+            self._store.release(messages, but=READER)
 
     def _keep_house(self, feed: Feed) -> None:
         now_s = time.monotonic()
@@ -209,11 +209,11 @@ class Collector:
             self._say(_reason(error))
 
     def _say(self, problem: str | None) -> None:
-        self._store.add([Row("collector", {"name": self._name, "seen_s": time.time(), "problem": problem})])
+        self._store.add([TableRow("collector", {"name": self._name, "seen_s": time.time(), "problem": problem})])
 
 
 def _reason(error: Exception) -> str:
     """Return the error in one line; a database error would otherwise quote its statement and every value."""
     if isinstance(error, DBAPIError):
         return str(error.orig).strip().replace("\n", " ")
-    return str(error) if isinstance(error, Ended) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, ConnectionEnded) else f"{type(error).__name__}: {error}"

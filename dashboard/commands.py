@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from benchd.daemon.delivery.broker import Broker, Ended
+from benchd.daemon.delivery.broker import Broker, ConnectionEnded
 from benchd.daemon.delivery.connection import Unsendable, connect
 from benchd.daemon.delivery.messages import Response, SuiteInfo
 from benchd.daemon.delivery.topics import Topics
@@ -43,7 +43,7 @@ def run_suite(broker: Broker, device_id: str, suite: str, timeout_s: float = ANS
                 connection.turn(wait_s)
                 for answer in connection.take_received():
                     return _answer(answer.body)
-    except (Ended, Unsendable) as error:
+    except (ConnectionEnded, Unsendable) as error:
         return Answer(accepted=False, reason=str(error), by="broker")
     return Answer(accepted=False, reason=f"no answer within {timeout_s:g} s", by="nobody")
 

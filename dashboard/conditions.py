@@ -58,7 +58,7 @@ def boards(
     for device in queries.fleet(store, now_s):
         id_ = device.device_id
         condition, detail = _worst(device, slower[id_], choices.get(id_, ()), changed[id_])
-        began_s = [at_s for one in slower[id_] if (at_s := regressed_s.get((id_, one.case_id)))]
+        began_s = [at_s for latest in slower[id_] if (at_s := regressed_s.get((id_, latest.case_id)))]
         began_s = began_s or [change.first_s for change in changed[id_] if change.verdict.answer == "slower"]
         since_s = min(began_s, default=None) if condition == "slower" else None
         fleet.append(BoardCondition(device, condition, detail, since_s))
@@ -99,13 +99,13 @@ def _regressed_s(store: Store, devices: Collection[str]) -> dict[tuple[str, str]
         return {}
     wanted = select(EVENT.c.device_id, EVENT.c.arrived_s, EVENT.c.body)
     wanted = wanted.where(EVENT.c.name == "regression", EVENT.c.device_id.in_(devices))
-    found: dict[tuple[str, str], float] = {}
+    regressed_s: dict[tuple[str, str], float] = {}
     for device_id, arrived_s, body in store.read(wanted.order_by(EVENT.c.arrived_s.desc()).limit(READ)):
         event = msgspec.json.decode(body, type=Event)
         if event.judgement:
             at_s = measured_s(event.t_wall, arrived_s) or arrived_s
-            found.setdefault((device_id, event.judgement.case_id), at_s)
-    return found
+            regressed_s.setdefault((device_id, event.judgement.case_id), at_s)
+    return regressed_s
 
 
 def _worst(
@@ -114,7 +114,7 @@ def _worst(
     silent = f"last data {age(device.age_s)}" if device.state == "silent" else ""
     failed = [f"{choice.subject}: {', '.join(choice.failed)}" for choice in choices if choice.failed]
     reasons: dict[Condition, list[str]] = {
-        "slower": [_than_baseline(one) for one in slower] + _since_setup(choices, changes),
+        "slower": [_than_baseline(latest) for latest in slower] + _since_setup(choices, changes),
         "silent": [silent] if silent else [],
         "throttled": ["its clocks are throttled"] if device.throttled else [],
         "failed check": failed,
@@ -122,7 +122,7 @@ def _worst(
         "no status": ["it has sent results, but no status"] if device.state == "unknown" else [],
         "fine": [""],
     }
-    return next((condition, _first(found)) for condition, found in reasons.items() if found)
+    return next((condition, _first(details)) for condition, details in reasons.items() if details)
 
 
 def _than_baseline(latest: Latest) -> str:

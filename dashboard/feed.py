@@ -3,8 +3,8 @@
 import time
 
 from benchd.daemon.delivery import topics
-from benchd.daemon.delivery.broker import Broker, Ended
-from benchd.daemon.delivery.connection import Arrived, Terms, Unsendable, connect
+from benchd.daemon.delivery.broker import Broker, ConnectionEnded
+from benchd.daemon.delivery.connection import IncomingMessage, Terms, Unsendable, connect
 
 BATCH = 256
 BATCH_BYTES = 8 * 2**20
@@ -15,7 +15,7 @@ MAX_PACKET_BYTES = 2**21  # a broker drops larger messages
 
 
 class Feed:
-    """A connection, for a single thread. Raises Ended if it cannot be made, or ends.
+    """A connection, for a single thread. Raises ConnectionEnded if it cannot be made, or ends.
 
     With `session_s`, the broker queues messages for this client id for that long after the connection has ended. Feeds
     in the same `group`, one per database and with an unguessable name, split the work. With MQTT 3.1.1 or a broker
@@ -31,12 +31,12 @@ class Feed:
         try:
             self._connection.subscribe(topics.collector_filters(group if self._connection.shares else ""))
             self._connection.wait_subscribed(deadline)
-        except Ended:
+        except ConnectionEnded:
             self.close()
             raise
         self._last = BATCH  # size of the last non-empty batch
 
-    def batch(self, wait_s: float) -> list[Arrived]:
+    def batch(self, wait_s: float) -> list[IncomingMessage]:
         """Return the messages that have arrived, in order; empty if none came within `wait_s`."""
         self._connection.take_acknowledged()  # not needed: requested messages that do not arrive are requested again
         # these may include messages from before the answer to the subscription
@@ -46,13 +46,13 @@ class Feed:
         # single messages are not held back, because some brokers wait for each acknowledgement
         pause_s = PAUSE_S if self._last > 1 else 0.0
         while 0 < len(arrived) < BATCH and time.monotonic() < deadline:
-            if sum(len(one.body) for one in arrived) > BATCH_BYTES or not (more := self._more(pause_s)):
+            if sum(len(message.body) for message in arrived) > BATCH_BYTES or not (more := self._more(pause_s)):
                 break
             arrived += more
         self._last = len(arrived) or self._last
         return arrived
 
-    def acknowledge(self, arrived: list[Arrived]) -> None:
+    def acknowledge(self, arrived: list[IncomingMessage]) -> None:
         """Acknowledge these messages, so that the broker can drop them."""
         self._connection.acknowledge(arrived)
 
@@ -61,12 +61,12 @@ class Feed:
         try:
             self._connection.publish(topic, body, 1, expire_s=expire_s)
         except Unsendable as error:
-            raise Ended(str(error)) from error
+            raise ConnectionEnded(str(error)) from error
 
     def close(self) -> None:
         """Disconnect and close the socket."""
         self._connection.close()
 
-    def _more(self, wait_s: float) -> list[Arrived]:
+    def _more(self, wait_s: float) -> list[IncomingMessage]:
         self._connection.turn(wait_s)
         return self._connection.take_received()

@@ -96,7 +96,7 @@ class Guard:
 
 def _without_token(request: HTTPConnection) -> str:
     """Return the requested address as a path on this site, because a browser treats a leading // as a host."""
-    rest = urlencode([one for one in request.query_params.multi_items() if one[0] != "token"])
+    rest = urlencode([parameter for parameter in request.query_params.multi_items() if parameter[0] != "token"])
     return quote("/" + request.scope["path"].lstrip("/")) + (f"?{rest}" if rest else "")
 
 

@@ -58,10 +58,10 @@ def matrix(choices: Iterable[Choice], order: Sequence[str], *, by_kind: bool) ->
     for choice in known:
         groups[choice.subject, rows[_key(choice, by_kind)]].append(choice)
     place = {device_id: number for number, device_id in enumerate(order)}
-    shown = sorted(rows.values(), key=lambda row: (-row.boards, place.get(row.device_id, 0), row.kind))
+    ordered = sorted(rows.values(), key=lambda row: (-row.boards, place.get(row.device_id, 0), row.kind))
     spread = Counter(choice.subject for choice in known)
     subjects = sorted(spread, key=lambda subject: (-spread[subject], subject))
-    return Matrix(subjects, shown, {where: _cell(group) for where, group in groups.items()})
+    return Matrix(subjects, ordered, {where: _cell(group) for where, group in groups.items()})
 
 
 def _key(choice: Choice, by_kind: bool) -> tuple[str, Kind]:

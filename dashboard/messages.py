@@ -10,9 +10,9 @@ import msgspec
 from msgspec import Struct
 
 from benchd.daemon.delivery import topics
-from benchd.daemon.delivery.connection import Arrived
+from benchd.daemon.delivery.connection import IncomingMessage
 from benchd.daemon.delivery.log import HEAD
-from benchd.daemon.delivery.messages import Deployed, Event, Health, Info, Latest, Status, Telemetry
+from benchd.daemon.delivery.messages import DeployedFolder, Event, Health, Info, Latest, Status, Telemetry
 from benchd.daemon.errors import BenchdError
 from benchd.daemon.records import Record
 from benchd.daemon.verdicts import results
@@ -28,10 +28,10 @@ CLEARED = b"{}"  # the body of a document whose topic its device has cleared
 READER = version("benchd")  # a later version may be able to read messages that this one quarantines
 
 _Rows = Iterator[tuple[str, dict[str, Any]]]
-_Reader = Callable[[topics.Address, Arrived], _Rows]
+_Reader = Callable[[topics.Address, IncomingMessage], _Rows]
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """One row for `table`, by column name."""
 
     table: str
@@ -85,11 +85,11 @@ class Result(NamedTuple):
     accuracy_drop: float | None
 
 
-class _Unreadable(Exception):
+class _UnreadableBody(Exception):
     """A body that does not match its topic; the message is the reason."""
 
 
-def rows(message: Arrived) -> list[Row]:
+def rows(message: IncomingMessage) -> list[TableRow]:
     """Return the rows of a message; an unreadable message becomes a row in quarantine, with the reason.
 
     A message beyond the limits of its kind is quarantined without its body, once per topic.
@@ -99,20 +99,22 @@ def rows(message: Arrived) -> list[Row]:
     try:
         limits.check(address.kind if address else "", message.body)
         if address is None or address.kind not in _READERS:
-            raise _Unreadable("not a benchd topic")
-        stored = [Row(*row) for row in _READERS[address.kind](address, message._replace(body=_plain(address, message)))]
+            raise _UnreadableBody("not a benchd topic")
+        stored = [
+            TableRow(*row) for row in _READERS[address.kind](address, message._replace(body=_plain(address, message)))
+        ]
         for row in stored:
             _refuse_unstorable(row)
     except limits.TooLarge as error:
         return [quarantined(message._replace(body=b""), str(error)), *arrived]
-    except (_Unreadable, BenchdError, ValueError, OverflowError, RecursionError) as error:
+    except (_UnreadableBody, BenchdError, ValueError, OverflowError, RecursionError) as error:
         return [quarantined(message, str(error)), *arrived]
     except Exception as error:  # a bug here must affect only one message, not the collector
         return [quarantined(message, f"{type(error).__name__}: {error}"), *arrived]
     # may be the will of a silent device
     is_offline = address.kind == "status" and stored[0].values["state"] == "offline"
     seen_s = None if message.retained or is_offline or not message.body else message.arrived_s
-    return [*stored, *arrived, Row("device", {"device_id": address.device_id, "seen_s": seen_s})]
+    return [*stored, *arrived, TableRow("device", {"device_id": address.device_id, "seen_s": seen_s})]
 
 
 def _address(topic: str) -> topics.Address | None:
@@ -121,15 +123,15 @@ def _address(topic: str) -> topics.Address | None:
     return address if address and len(address.device_id) <= ID_LIMIT else None
 
 
-def _arrived(address: topics.Address | None, message: Arrived) -> list[Row]:
+def _arrived(address: topics.Address | None, message: IncomingMessage) -> list[TableRow]:
     """Return the number of a result or event, if any; even quarantined ones are not requested again."""
     if address is None or address.kind not in ("result", "event") or not (numbers := HEAD.match(message.body)):
         return []
     seq = int(numbers[2])
-    return [Row("span", {"device_id": address.device_id, "log": numbers[1].decode(), "first": seq, "last": seq})]
+    return [TableRow("span", {"device_id": address.device_id, "log": numbers[1].decode(), "first": seq, "last": seq})]
 
 
-def _plain(address: topics.Address, message: Arrived) -> bytes:
+def _plain(address: topics.Address, message: IncomingMessage) -> bytes:
     """Return the body with control and formatting characters replaced; a result's body is unchanged."""
     if address.kind == "result" or not results.has_special(message.body):
         return message.body
@@ -138,10 +140,10 @@ def _plain(address: topics.Address, message: Arrived) -> bytes:
     return message.body if plain == given else msgspec.json.encode(plain)
 
 
-def _result(address: topics.Address, message: Arrived) -> _Rows:
+def _result(address: topics.Address, message: IncomingMessage) -> _Rows:
     record = results.decoded(message.body)
     if (record.device_id, record.run_id) != (address.device_id, address.leaf):
-        raise _Unreadable(f"the record says it is {record.key}")
+        raise _UnreadableBody(f"the record says it is {record.key}")
     yield "result", flat(record, message.arrived_s)._asdict()
     yield "body", {"key": record.key, "body": message.body}
 
@@ -172,7 +174,7 @@ def _retained(kind: type[Struct], state: str = "") -> _Reader:
     An empty body clears what was retained: the document then has no state.
     """
 
-    def read(address: topics.Address, message: Arrived) -> _Rows:
+    def read(address: topics.Address, message: IncomingMessage) -> _Rows:
         document = msgspec.json.decode(message.body, type=kind) if message.body else None
         # a retained message is not a late will, because the broker still has it
         is_over = message.retained and getattr(document, "state", "") == "offline"
@@ -191,7 +193,7 @@ def _retained(kind: type[Struct], state: str = "") -> _Reader:
     return read
 
 
-def _telemetry(address: topics.Address, message: Arrived) -> _Rows:
+def _telemetry(address: topics.Address, message: IncomingMessage) -> _Rows:
     """Yield one row with the last value of each metric."""
     samples = msgspec.json.decode(message.body, type=Telemetry).samples
     names = (f"{sample.metric}@{sample.rail}" if sample.rail else sample.metric for sample in samples)
@@ -200,7 +202,7 @@ def _telemetry(address: topics.Address, message: Arrived) -> _Rows:
     yield "telemetry", {"device_id": address.device_id, "t_s": message.arrived_s, "body": body}
 
 
-def _event(address: topics.Address, message: Arrived) -> _Rows:
+def _event(address: topics.Address, message: IncomingMessage) -> _Rows:
     event = msgspec.json.decode(message.body, type=Event)
     yield (
         "event",
@@ -220,26 +222,26 @@ _READERS: dict[str, _Reader] = {
     "info": _retained(Info),
     "health": _retained(Health),
     "latest": _retained(Latest, "verdict"),
-    "shipped": _retained(Deployed, "verdict"),
+    "shipped": _retained(DeployedFolder, "verdict"),
     "telemetry": _telemetry,
     "event": _event,
 }
 
 
-def _refuse_unstorable(row: Row) -> None:
+def _refuse_unstorable(row: TableRow) -> None:
     """Raise an error for a value that SQLite or PostgreSQL would reject, so that both store the same values."""
     for column, value in row.values.items():
         if isinstance(value, str) and (len(value.encode()) > TEXT_LIMIT or "\0" in value):
-            raise _Unreadable(f"{column} is longer than {TEXT_LIMIT} bytes or contains a NUL")
+            raise _UnreadableBody(f"{column} is longer than {TEXT_LIMIT} bytes or contains a NUL")
         if isinstance(value, int) and abs(value) >= INTEGER_LIMIT:
-            raise _Unreadable(f"{column} does not fit in 64 bits")
+            raise _UnreadableBody(f"{column} does not fit in 64 bits")
         if isinstance(value, float) and not math.isfinite(value):
-            raise _Unreadable(f"{column} is not a finite number")
+            raise _UnreadableBody(f"{column} is not a finite number")
 
 
-def quarantined(message: Arrived, reason: str) -> Row:
+def quarantined(message: IncomingMessage, reason: str) -> TableRow:
     """Return the row for a message that cannot be stored as its topic requires."""
-    return Row(
+    return TableRow(
         "quarantine",
         {
             "key": _digest(message),
@@ -252,5 +254,5 @@ def quarantined(message: Arrived, reason: str) -> Row:
     )
 
 
-def _digest(message: Arrived) -> str:
+def _digest(message: IncomingMessage) -> str:
     return hashlib.sha256(message.topic.encode() + b"\0" + message.body).hexdigest()

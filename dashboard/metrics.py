@@ -81,8 +81,8 @@ def add(store: Store) -> None:
 def _up(collectors: Sequence[CollectorState], now_s: float) -> Metric:
     text = "1 while the collector stores what arrives."
     family = GaugeMetricFamily("benchd_collector_up", text, labels=("collector",))
-    for one in collectors:
-        family.add_metric([one.name], now_s - one.seen_s < queries.STALE_S and one.problem is None)
+    for collector in collectors:
+        family.add_metric([collector.name], now_s - collector.seen_s < queries.STALE_S and collector.problem is None)
     return family
 
 

@@ -141,7 +141,7 @@ class Teller:
         since_s = max(self._since_s(), self._set_s)
         for notice in news(self._store, self._settings, now_s, since_s):
             self._found[notice.key] = now_s, notice
-        recent = [(key, one) for key, one in self._found.items() if one[0] > now_s - NEWS_S]
+        recent = [(key, entry) for key, entry in self._found.items() if entry[0] > now_s - NEWS_S]
         self._found = dict(recent[-KEPT:])
 
     def _failure(self, url: str, notices: Sequence[Notice]) -> str:
@@ -149,10 +149,10 @@ class Teller:
         try:
             title, body = _message(self._settings, notices)
             # otherwise mail would contain HTML from devices
-            taken = _sender(url).notify(body, title, body_format="text")
+            accepted = _sender(url).notify(body, title, body_format="text")
         except Exception as error:  # for example caused by an edited template: the claim must be released
             return f"failed with {type(error).__name__}"
-        return "" if taken else f"did not accept {len(notices)}"
+        return "" if accepted else f"did not accept {len(notices)}"
 
 
 def news(store: Store, settings: Settings, now_s: float, since_s: float) -> Iterator[Notice]:

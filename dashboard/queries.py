@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from sqlalchemy import ColumnElement, Select, Subquery, exists, func, or_, select
 
-from benchd.daemon.delivery.messages import Deployed, Event, Health, Info, Latest
+from benchd.daemon.delivery.messages import DeployedFolder, Event, Health, Info, Latest
 from benchd.daemon.records import PROFILED, Interference, Record, Timing, throttles
 from benchd.daemon.verdicts.results import decoded
 from benchd.daemon.verdicts.statistics import centre
@@ -105,7 +105,7 @@ def fleet(store: Store, now_s: float, *, device_id: str = "") -> list[Device]:
         page = select(DEVICE.c.device_id, DEVICE.c.seen_s).where(DEVICE.c.device_id == device_id)
     mine = select(page.subquery().c.device_id)
     with store.reading() as connection:
-        seen = connection.execute(page).all()
+        known = connection.execute(page).all()
         kinds = DOCUMENT.c.kind.in_(("status", "info", "health"))
         wanted = select(DOCUMENT).where(kinds, DOCUMENT.c.device_id.in_(mine))
         documents = {(row.device_id, row.kind): row for row in connection.execute(wanted)}
@@ -114,7 +114,7 @@ def fleet(store: Store, now_s: float, *, device_id: str = "") -> list[Device]:
     latest: dict[str, dict[str, float]] = defaultdict(dict)
     for row in live:
         latest[row.device_id] |= _values(row.body)
-    return [_device(id_, seen_s, documents, latest[id_], now_s) for id_, seen_s in sorted(map(tuple, seen))]
+    return [_device(id_, seen_s, documents, latest[id_], now_s) for id_, seen_s in sorted(map(tuple, known))]
 
 
 def _known(store: Store) -> Select[Any]:
@@ -179,7 +179,7 @@ class OnBoard(NamedTuple):
     """A shipped folder on a board, and when it was last verified, by the device's clock if that can have been right."""
 
     device_id: str
-    found: Deployed
+    found: DeployedFolder
     verified_s: float
 
 
@@ -193,7 +193,7 @@ def deployed(store: Store) -> list[OnBoard]:
 
 def _on_board(device_id: str, body: bytes, arrived_s: float) -> OnBoard:
     """Return the content of a retained document, which arrives again at every connection."""
-    deployed = msgspec.json.decode(body, type=Deployed)
+    deployed = msgspec.json.decode(body, type=DeployedFolder)
     return OnBoard(device_id, deployed, measured_s(deployed.t_wall, arrived_s) or arrived_s)
 
 
@@ -215,17 +215,19 @@ def results(store: Store, which: Filter, sort: str, descending: bool, offset: in
     name = sort if sort in Result._fields else "measured_s"
     if name == "measured_s" and descending and not which.text:
         source: Any = RESULT
-        shown = _conditions(which)
+        conditions = _conditions(which)
     else:
         source = _newest(which, columns(RESULT))
-        shown = _contains(source, which.text)
+        conditions = _contains(source, which.text)
     column = source.c[name]
     # no index defines the order of NULLs
     order: list[ColumnElement[Any]] = [column.is_(None)] if column.nullable else []
-    order += [one.desc() if descending else one.asc() for one in (column, source.c.arrived_s, source.c.id)]
+    order += [
+        sort_key.desc() if descending else sort_key.asc() for sort_key in (column, source.c.arrived_s, source.c.id)
+    ]
     with store.reading() as connection:
         total: int = connection.execute(_count(which)).scalar_one()
-        wanted = select(*columns(source)).where(*shown).order_by(*order).offset(offset).limit(limit)
+        wanted = select(*columns(source)).where(*conditions).order_by(*order).offset(offset).limit(limit)
         return Page([Result(*row) for row in connection.execute(wanted)], total)
 
 
@@ -236,13 +238,13 @@ def after(store: Store, which: Filter, id_: int, limit: int) -> dict[int, Result
     return {number: Result(*row) for number, *row in store.read(wanted)}
 
 
-def _newest(which: Filter, held: Sequence[Any]) -> Subquery:
+def _newest(which: Filter, selected: Sequence[Any]) -> Subquery:
     """Return the newest results that match all but the text, with their ids and these columns.
 
     They include the columns for searching and sorting, because PostgreSQL would read every result for a second look-up.
     """
     order = (*NEWEST_FIRST, RESULT.c.id.desc())
-    return select(RESULT.c.id, *held).where(*_conditions(which)).order_by(*order).limit(NEWEST).subquery()
+    return select(RESULT.c.id, *selected).where(*_conditions(which)).order_by(*order).limit(NEWEST).subquery()
 
 
 def _count(which: Filter) -> Select[Any]:
@@ -273,30 +275,30 @@ def columns(table: Any) -> list[Any]:
 def choices(store: Store, column: str) -> list[str]:
     """Return the sorted values of an indexed column of the results, finding each from the previous one."""
     value = RESULT.c[column]
-    seen = select(func.min(value).label("value")).cte(recursive=True)
-    later = select(func.min(value)).where(value > seen.c.value).scalar_subquery()
-    seen = seen.union_all(select(later).select_from(seen).where(seen.c.value.is_not(None)))
-    wanted = select(seen.c.value).where(seen.c.value.is_not(None)).limit(READ)
+    values = select(func.min(value).label("value")).cte(recursive=True)
+    later = select(func.min(value)).where(value > values.c.value).scalar_subquery()
+    values = values.union_all(select(later).select_from(values).where(values.c.value.is_not(None)))
+    wanted = select(values.c.value).where(values.c.value.is_not(None)).limit(READ)
     return [row for (row,) in store.read(wanted)]
 
 
 def result(store: Store, key: str) -> Result | None:
     """Return a result, or None if the key is unknown."""
-    found = store.read(select(*columns(RESULT)).where(RESULT.c.key == key))
-    return Result(*found[0]) if found else None
+    rows = store.read(select(*columns(RESULT)).where(RESULT.c.key == key))
+    return Result(*rows[0]) if rows else None
 
 
 def newest_profile(store: Store, of: Result) -> str | None:
     """Return the key of the newest profile of the same case on the same device, or None."""
     mine = (RESULT.c.device_id == of.device_id, RESULT.c.case_id == of.case_id, RESULT.c.flags.contains(PROFILED))
-    found = store.read(select(RESULT.c.key).where(*mine).order_by(*NEWEST_FIRST).limit(1))
-    return found[0].key if found else None
+    rows = store.read(select(RESULT.c.key).where(*mine).order_by(*NEWEST_FIRST).limit(1))
+    return rows[0].key if rows else None
 
 
 def body(store: Store, key: str) -> bytes | None:
     """Return the original bytes of a record, or None if the key is unknown."""
-    found = store.read(select(BODY.c.body).where(BODY.c.key == key))
-    return bytes(found[0].body) if found else None
+    rows = store.read(select(BODY.c.body).where(BODY.c.key == key))
+    return bytes(rows[0].body) if rows else None
 
 
 def record(store: Store, key: str) -> Record | None:
@@ -305,7 +307,7 @@ def record(store: Store, key: str) -> Record | None:
     return None if stored is None else decoded(stored)
 
 
-class _Undisturbed(msgspec.Struct, frozen=True):
+class _Disturbances(msgspec.Struct, frozen=True):
     """The disturbances of a record's processes; the rest of the record, which may be large, is not decoded."""
 
     timing: Timing | None = None
@@ -313,14 +315,14 @@ class _Undisturbed(msgspec.Struct, frozen=True):
 
 
 class _Processes(msgspec.Struct, frozen=True):
-    processes: list[_Undisturbed] = []
+    processes: list[_Disturbances] = []
 
 
 def clean_medians(store: Store, keys: list[str]) -> dict[str, float]:
     """Return the median in ms without disturbed blocks, by key, for the records that have such blocks."""
     bodies = ((key, body(store, key)) for key in keys)  # one at a time, because they may be large
-    processes = ((key, msgspec.json.decode(one, type=_Processes)) for key, one in bodies if one)
-    return {key: clean_ms for key, one in processes if (clean_ms := _clean_ms(one)) is not None}
+    processes = ((key, msgspec.json.decode(content, type=_Processes)) for key, content in bodies if content)
+    return {key: clean_ms for key, record in processes if (clean_ms := _clean_ms(record)) is not None}
 
 
 def _clean_ms(record: _Processes) -> float | None:
@@ -402,12 +404,13 @@ def marks(store: Store, device_id: str, since_s: float) -> list[Mark]:
     ended = (RESULT.c.device_id == device_id, RESULT.c.measured_s >= since_s)
     rows = select(RESULT.c.measured_s, RESULT.c.case_id, RESULT.c.status).where(*ended)
     cases = store.read(rows.order_by(RESULT.c.measured_s.desc()).limit(READ))
-    said = [(arrived_s, msgspec.json.decode(body, type=Event)) for arrived_s, body in events]
+    timed_events = [(arrived_s, msgspec.json.decode(body, type=Event)) for arrived_s, body in events]
     marks = [
-        Mark(measured_s(event.t_wall, arrived_s) or arrived_s, event.event, event.detail) for arrived_s, event in said
+        Mark(measured_s(event.t_wall, arrived_s) or arrived_s, event.event, event.detail)
+        for arrived_s, event in timed_events
     ]
     marks += [Mark(at_s, f"case {status}", case_id) for at_s, case_id, status in cases]
-    return sorted(one for one in marks if one.at_s >= since_s)
+    return sorted(mark for mark in marks if mark.at_s >= since_s)
 
 
 def collectors(store: Store, now_s: float) -> list[CollectorState]:
@@ -439,16 +442,16 @@ def gaps(store: Store, *, online: bool = False) -> list[Gap]:
         logs = (health.log, health.first_seq, health.last_seq)
         event_logs = (health.event_log, health.event_first_seq, health.event_last_seq)
         for log, first, last in (logs, event_logs):
-            here = joined(ranges[device_id, log])
-            end = last if is_sent else here[-1][1] if here else 0
-            gaps += [Gap(device_id, log, *missing) for missing in _between(here, first, end)]
+            stored = joined(ranges[device_id, log])
+            end = last if is_sent else stored[-1][1] if stored else 0
+            gaps += [Gap(device_id, log, *missing) for missing in _between(stored, first, end)]
     return [gap for gap in gaps if gap.last - gap.first < MOST_MISSING]
 
 
-def _between(here: Sequence[tuple[int, int]], first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges between `first` and `last` that are not in the sorted ranges `here`."""
-    for one, other in itertools.pairwise([(0, first - 1), *here, (last + 1, last + 1)]):
-        begin, end = max(one[1] + 1, first), min(other[0] - 1, last)
+def _between(stored: Sequence[tuple[int, int]], first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges between `first` and `last` that are not in the sorted ranges `stored`."""
+    for before, after in itertools.pairwise([(0, first - 1), *stored, (last + 1, last + 1)]):
+        begin, end = max(before[1] + 1, first), min(after[0] - 1, last)
         if begin <= end:
             yield begin, end
 

@@ -80,12 +80,12 @@ class Runs:
         bytes_ = {row.key: row.size for row in self._connection.execute(sizes)}
         order = [key for key in order if key in bytes_]
         ends = itertools.accumulate(bytes_[key] for key in order)
-        held = [key for key, end in zip(order, ends, strict=True) if end <= RECORDS_BYTES]
-        if left := len(order) - len(held):
+        fitting = [key for key, end in zip(order, ends, strict=True) if end <= RECORDS_BYTES]
+        if left := len(order) - len(fitting):
             logging.getLogger(__name__).warning("%s: left out %d records that are too large", self.device_id, left)
-        rows = self._connection.execute(select(BODY.c.key, BODY.c.body).where(BODY.c.key.in_(held)))
+        rows = self._connection.execute(select(BODY.c.key, BODY.c.body).where(BODY.c.key.in_(fitting)))
         records = {key: _decoded(body) for key, body in rows}
-        return [records[key] for key in held]
+        return [records[key] for key in fitting]
 
 
 def _alike(of: Result, wanted: ColumnElement[Any], since_s: float | None) -> Select[Any]:

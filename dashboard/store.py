@@ -29,14 +29,14 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from benchd.daemon.delivery.connection import Arrived
+from benchd.daemon.delivery.connection import IncomingMessage
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.journal import explaining
 from benchd.daemon.machine import folders
 from benchd.daemon.machine.installed import adding
 from benchd.daemon.verdicts.when import AHEAD_S
 from benchd.dashboard import schema
-from benchd.dashboard.messages import Row
+from benchd.dashboard.messages import TableRow
 from benchd.dashboard.schema import COLLECTOR, EVENT, NOTICE, QUARANTINE, RESULT, SPAN, TELEMETRY
 
 BUSY_S = 30  # time to wait for other processes, whose transactions take milliseconds
@@ -92,7 +92,7 @@ class Store:
         with self.reading() as connection:
             return connection.execute(wanted).all()
 
-    def add(self, rows: Iterable[Row]) -> None:
+    def add(self, rows: Iterable[TableRow]) -> None:
         """Commit rows in one transaction; a row with a known key only changes tables that store the latest one."""
         by_table: dict[str, list[dict[str, Any]]] = {}
         for table, values in rows:
@@ -102,17 +102,20 @@ class Store:
                 # PostgreSQL assigns ids on insertion: without the lock, a lower id could be committed after a higher
                 # one was read
                 connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ORDER_LOCK})")
-            for name, found in sorted(by_table.items()):
+            for name, entries in sorted(by_table.items()):
                 # in key order, so that two collectors cannot deadlock
-                found.sort(key=itemgetter(*_keys(self.tables[name])))
-                connection.execute(_insertion(connection, self.tables[name]), found)
+                entries.sort(key=itemgetter(*_keys(self.tables[name])))
+                connection.execute(_insertion(connection, self.tables[name]), entries)
 
-    def quarantined(self, but: str, limit: int) -> dict[str, Arrived]:
+    def quarantined(self, but: str, limit: int) -> dict[str, IncomingMessage]:
         """Return, by key, the oldest quarantined messages that the version `but` has not read yet."""
-        kept = (QUARANTINE.c.reader != but, func.length(QUARANTINE.c.body) > 0)
-        wanted = select(QUARANTINE).where(*kept).order_by(QUARANTINE.c.id).limit(limit)
+        conditions = (QUARANTINE.c.reader != but, func.length(QUARANTINE.c.body) > 0)
+        wanted = select(QUARANTINE).where(*conditions).order_by(QUARANTINE.c.id).limit(limit)
         # marked as retained, because what a message in quarantine says about the device's presence is outdated
-        return {row.key: Arrived(row.topic, bytes(row.body), row.arrived_s, retained=True) for row in self.read(wanted)}
+        return {
+            row.key: IncomingMessage(row.topic, bytes(row.body), row.arrived_s, retained=True)
+            for row in self.read(wanted)
+        }
 
     def release(self, keys: Iterable[str], but: str) -> None:
         """Delete these messages from the quarantine, except those that the version `but` cannot read either."""
@@ -158,9 +161,9 @@ class Store:
                 newest = QUARANTINE.c.id.desc()
                 size = func.sum(func.length(QUARANTINE.c.body)).over(order_by=newest).label("bytes")
                 place = func.row_number().over(order_by=newest).label("rows")
-                held = select(QUARANTINE.c.id, size, place).where(mine).subquery()
-                beyond = (held.c.bytes > QUARANTINE_BYTES) | (held.c.rows > QUARANTINE_ROWS)
-                connection.execute(delete(QUARANTINE).where(QUARANTINE.c.id.in_(select(held.c.id).where(beyond))))
+                totals = select(QUARANTINE.c.id, size, place).where(mine).subquery()
+                beyond = (totals.c.bytes > QUARANTINE_BYTES) | (totals.c.rows > QUARANTINE_ROWS)
+                connection.execute(delete(QUARANTINE).where(QUARANTINE.c.id.in_(select(totals.c.id).where(beyond))))
 
     def forget(self, before_s: float, results: int) -> None:
         """Delete telemetry older than `before_s` and all except the newest `results` results, keeping all bodies."""
@@ -266,19 +269,19 @@ def _insertion(connection: Connection, table: Table) -> Any:
     # dialects whose INSERT supports ON CONFLICT
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     insertion, keys = dialect.insert(table), _keys(table)
-    new, kept, future_s = insertion.excluded, table.c, time.time() + AHEAD_S
+    new, stored, future_s = insertion.excluded, table.c, time.time() + AHEAD_S
     if table.name == "device":
-        later = kept.seen_s.is_(None) | (new.seen_s > kept.seen_s)
-        later |= (kept.seen_s > future_s) & new.seen_s.is_not(None)
+        later = stored.seen_s.is_(None) | (new.seen_s > stored.seen_s)
+        later |= (stored.seen_s > future_s) & new.seen_s.is_not(None)
         return insertion.on_conflict_do_update(index_elements=keys, set_={"seen_s": new.seen_s}, where=later)
     if table in _LATEST:
         changed = {name: new[name] for name in _LATEST[table]}
         return insertion.on_conflict_do_update(index_elements=keys, set_=changed)
     if table.name == "document":
         # a broker may send a session's will after the next session has begun
-        late_will = (new.state == "offline") & (new.session != "") & (kept.session != "")
-        late_will &= new.session != kept.session
-        later = ((new.arrived_s >= kept.arrived_s) | (kept.arrived_s > future_s)) & ~func.coalesce(late_will, False)
+        late_will = (new.state == "offline") & (new.session != "") & (stored.session != "")
+        late_will &= new.session != stored.session
+        later = ((new.arrived_s >= stored.arrived_s) | (stored.arrived_s > future_s)) & ~func.coalesce(late_will, False)
         changed = {name: new[name] for name in ("body", "arrived_s", "state", "session")}
         return insertion.on_conflict_do_update(index_elements=keys, set_=changed, where=later)
     return insertion.on_conflict_do_nothing(index_elements=keys)

@@ -46,12 +46,12 @@ class Point(NamedTuple):
 def groups(newest: Iterable[Newest]) -> dict[Group, list[Point]]:
     """Return the points of each group, largest number of boards first; failed results have no point."""
     measured: dict[Group, dict[tuple[str, Variant, bool], list[Newest]]] = defaultdict(lambda: defaultdict(list))
-    for one in newest:
-        result, kind, case, why = one
+    for entry in newest:
+        result, kind, case, why = entry
         if result.status == "ok" and result.median_ms:
             work = " ".join([*case.usage, *case.demand])
             group = Group(kind, (result.energy_scope or "") if result.energy_mj is not None else "", work)
-            measured[group][_label(case), case.variant, why is None].append(one)
+            measured[group][_label(case), case.variant, why is None].append(entry)
     by_group = {
         group: [_point(label, variant, of) for (label, variant, _), of in points.items()]
         for group, points in measured.items()
@@ -68,14 +68,14 @@ def _label(case: Case) -> str:
     return " ".join([case.variant.label, *others])
 
 
-def _order(one: tuple[Group, list[Point]]) -> tuple[int, Kind, str, bool, str]:
-    group, points = one
+def _order(item: tuple[Group, list[Point]]) -> tuple[int, Kind, str, bool, str]:
+    group, points = item
     return -max(point.boards for point in points), group.kind, group.work, not group.scope, group.scope
 
 
 def _point(label: str, variant: Variant, newest: Sequence[Newest]) -> Point:
     """Return the fleet's median with its range, or one board's value with its interval."""
-    results = [one.result for one in newest]
+    results = [entry.result for entry in newest]
     energies = [(result.energy_mj, result.energy_err_mj or 0.0) for result in results if result.energy_mj is not None]
     times = [_timed(result) for result in results]
     return Point(
@@ -86,7 +86,7 @@ def _point(label: str, variant: Variant, newest: Sequence[Newest]) -> Point:
         energy_mj=_together([Figure(value, value - error, value + error) for value, error in energies])
         if energies
         else None,
-        why="; ".join(dict.fromkeys(one.why for one in newest if one.why)),
+        why="; ".join(dict.fromkeys(entry.why for entry in newest if entry.why)),
     )
 
 
@@ -103,5 +103,9 @@ def _together(figures: Sequence[Figure]) -> Figure:
 
 def front(points: Sequence[Point]) -> list[Point]:
     """Return the points that can win and are not beaten in both latency and energy, fastest first."""
-    able = [(one.latency_ms.value, one.energy_mj.value, one) for one in points if one.energy_mj and not one.why]
+    able = [
+        (candidate.latency_ms.value, candidate.energy_mj.value, candidate)
+        for candidate in points
+        if candidate.energy_mj and not candidate.why
+    ]
     return [point for _, _, point in unbeaten(able)]

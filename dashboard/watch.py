@@ -10,8 +10,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from benchd.daemon.delivery.broker import Broker, Ended
-from benchd.daemon.delivery.connection import Arrived
+from benchd.daemon.delivery.broker import Broker, ConnectionEnded
+from benchd.daemon.delivery.connection import IncomingMessage
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.reporting.console import console_on
 from benchd.daemon.reporting.tables import ALARM, bar, cut, figures, light
@@ -30,7 +30,7 @@ MORE, ALL = 80, 120  # minimum terminal widths for more columns, and for all
 AROUND = 5  # number of lines that show neither devices nor results
 
 
-class Seen(NamedTuple):
+class StoreContent(NamedTuple):
     """The store's content at one moment."""
 
     devices: list[Device]
@@ -46,7 +46,7 @@ def watch(broker: Broker, client_id: str, out: TextIO, seconds: float | None) ->
     try:
         with closing(Store("sqlite://")) as store, closing(Feed(broker, client_id)) as feed:
             _follow(store, feed, console, seconds)
-    except Ended as error:
+    except ConnectionEnded as error:
         raise NotAvailable(f"{error}") from None
 
 
@@ -62,20 +62,20 @@ def _follow(store: Store, feed: Feed, console: Console, seconds: float | None) -
             live.update(screen(look(store), console), refresh=True)
 
 
-def keep(store: Store, arrived: Iterable[Arrived]) -> None:
+def keep(store: Store, arrived: Iterable[IncomingMessage]) -> None:
     """Store the messages that are shown."""
-    store.add(row for one in arrived for row in rows(one) if row.table in TABLES)
+    store.add(row for message in arrived for row in rows(message) if row.table in TABLES)
 
 
-def look(store: Store) -> Seen:
+def look(store: Store) -> StoreContent:
     """Return the data to show, and delete the rest, because this may run for weeks."""
     now_s = time.time()
     store.forget(now_s - TELEMETRY_S, RESULTS)
     newest = queries.results(store, Filter(), "measured_s", True, 0, RESULTS).results
-    return Seen(queries.fleet(store, now_s), newest)
+    return StoreContent(queries.fleet(store, now_s), newest)
 
 
-def screen(seen: Seen, console: Console) -> Group:
+def screen(seen: StoreContent, console: Console) -> Group:
     """Return the devices that fit, those in trouble first, and the newest results in the remaining lines.
 
     Devices leave room for at least half of the results; without a terminal, all devices are shown.
@@ -93,22 +93,22 @@ def screen(seen: Seen, console: Console) -> Group:
 
 def trouble(device: Device) -> str:
     """Return the known problem of a device, or an empty string."""
-    said = [device.health.problem or "", "THROTTLED" if device.throttled else ""]
-    said += [] if device.state == "online" else [device.state]
-    return "; ".join(filter(None, said))
+    problems = [device.health.problem or "", "THROTTLED" if device.throttled else ""]
+    problems += [] if device.state == "online" else [device.state]
+    return "; ".join(filter(None, problems))
 
 
 def _fleet(devices: list[Device], width: int) -> Table:
     more, everything = width >= MORE, width >= ALL
     left = width - 24 - 13 * more - 25 * everything  # width left for text, after figures and column separators
-    names, said = ([_plain(text(device)) for device in devices] for text in (lambda one: one.device_id, trouble))
+    names, troubles = ([_plain(text(device)) for device in devices] for text in (lambda one: one.device_id, trouble))
     name_width = min(max(map(len, names), default=0), left // (3 if everything else 2))
-    trouble_width = min(max(map(len, said), default=0), (left - name_width) // (2 if everything else 1))
+    trouble_width = min(max(map(len, troubles), default=0), (left - name_width) // (2 if everything else 1))
     full_w = max((device.power_w or 0.0 for device in devices), default=0.0)
     table = light("device", "state", *figures("power"), *(figures("last data") if more else []))
     for heading in ["", "backlog", "doing"] * everything + ["trouble"]:
         table.add_column(heading, no_wrap=True)
-    for device, name, wrong in zip(devices, names, said, strict=True):
+    for device, name, wrong in zip(devices, names, troubles, strict=True):
         cells = [_end(name, name_width), SIGNS[device.state], figure(device.power_w, "W")]
         cells += [age(device.age_s)] if more else []
         if everything:

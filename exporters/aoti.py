@@ -40,8 +40,8 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     def differs(self, wanted: "Made") -> str:
         """Return how this differs from `wanted`; empty if it does not."""
         pairs = ((name, getattr(self, name), getattr(wanted, name)) for name in ("torch", "gpu", "threads"))
-        told = [f"{name} {was or 'none'}, not {now or 'none'}" for name, was, now in pairs if was != now]
-        return "; ".join([*told, *(["different CPU or instruction set"] if self.cpu != wanted.cpu else [])])
+        differences = [f"{name} {was or 'none'}, not {now or 'none'}" for name, was, now in pairs if was != now]
+        return "; ".join([*differences, *(["different CPU or instruction set"] if self.cpu != wanted.cpu else [])])
 
 
 def metadata(made: Made) -> dict[str, str]:
@@ -69,8 +69,8 @@ def read(package: Path) -> Made:
             other = [part.filename for part in file.infolist() if not _is_ours(part)]
             if other or len(names) != len(set(names)) or sum(name.endswith(".so") for name in names) != 1:
                 _refuse(package, f"it has {other[0][:80]!r}" if other else "it does not contain exactly one library")
-            (told,) = (name for name in names if name.endswith(".wrapper_metadata.json"))
-            facts: dict[str, Any] = msgspec.json.decode(file.read(told))
+            (entry,) = (name for name in names if name.endswith(".wrapper_metadata.json"))
+            facts: dict[str, Any] = msgspec.json.decode(file.read(entry))
             return msgspec.json.decode(facts[_FACTS], type=Made)
     except (OSError, BadZipFile, ValueError, KeyError, TypeError, NotImplementedError, RecursionError) as error:
         _refuse(package, f"{type(error).__name__}: {error}")

@@ -70,7 +70,7 @@ class Artifact(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
-class _Damaged(Exception):
+class _DamagedEntry(Exception):
     """An entry exists but is damaged; the message says how."""
 
 
@@ -106,7 +106,7 @@ class ArtifactStore:
         """
         try:
             return self._verified(key)
-        except _Damaged as damage:
+        except _DamagedEntry as damage:
             if self._read_only or not os.access(self._folder, os.W_OK):
                 self.notes.append(f"{key}: {damage}")
                 return None
@@ -122,9 +122,9 @@ class ArtifactStore:
         and the writer's errors.
         """
         with self._locked(key):
-            made = self._make(key, facts, writer)
+            artifact = self._make(key, facts, writer)
         self._keep_to_limit(facts)
-        return made
+        return artifact
 
     def produce(self, key: str, facts: Mapping[str, Any], writer: Writer) -> Artifact:
         """Return the artifact, made by `writer` if it does not exist; raises the errors of `put`.
@@ -139,9 +139,9 @@ class ArtifactStore:
             artifact = self._verified_or_removed(key)
             if artifact is not None:
                 return artifact
-            made = self._make(key, facts, writer)
+            produced = self._make(key, facts, writer)
         self._keep_to_limit(facts)
-        return msgspec.structs.replace(made, note="; ".join(self.notes[known:]))
+        return msgspec.structs.replace(produced, note="; ".join(self.notes[known:]))
 
     def list(self) -> tuple[Artifact, ...]:
         """Return the artifacts with readable metadata, sorted by name, without verifying their contents."""
@@ -179,20 +179,20 @@ class ArtifactStore:
         self.close()
 
     def _verified(self, key: str) -> Artifact | None:
-        """Return the artifact, marked as in use, or None if there is none; raise _Damaged."""
+        """Return the artifact, marked as in use, or None if there is none; raise _DamagedEntry."""
         entry = self._entry(key)
         if not entry.is_dir():
             return None
         metadata = _metadata(entry)
         if metadata is None:
-            raise _Damaged("its metadata cannot be read")
+            raise _DamagedEntry("its metadata cannot be read")
         artifact = _artifact(entry, metadata)
         fd = _opened(artifact.path)
         try:
             fcntl.flock(fd, fcntl.LOCK_SH)
             _require_content(artifact.path, metadata)
             if not _is_at(fd, artifact.path):
-                raise _Damaged("it was removed during reading")
+                raise _DamagedEntry("it was removed during reading")
         except BaseException:
             os.close(fd)
             raise
@@ -206,7 +206,7 @@ class ArtifactStore:
         """Call `_verified` while holding the lock, and remove a damaged entry."""
         try:
             return self._verified(key)
-        except _Damaged as damage:
+        except _DamagedEntry as damage:
             self.notes.append(f"{key}: {damage}; removed")
             with self._explaining():
                 shutil.rmtree(self._entry(key))
@@ -362,16 +362,16 @@ def _opened(path: Path) -> int:
         # non-blocking, in case it is a named pipe
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        raise _Damaged(f"its content cannot be opened: {error.strerror}") from error
+        raise _DamagedEntry(f"its content cannot be opened: {error.strerror}") from error
 
 
 def _require_content(path: Path, metadata: Metadata) -> None:
-    held = parts(path)
-    size = sum(part.stat().st_size for part in held)
+    files = parts(path)
+    size = sum(part.stat().st_size for part in files)
     if size != metadata.bytes:
-        raise _Damaged(f"it has {size} bytes, not {metadata.bytes}")
-    if sha256_of(*held) != metadata.sha256:
-        raise _Damaged("its bytes have changed since it was written (SHA-256)")
+        raise _DamagedEntry(f"it has {size} bytes, not {metadata.bytes}")
+    if sha256_of(*files) != metadata.sha256:
+        raise _DamagedEntry("its bytes have changed since it was written (SHA-256)")
 
 
 def parts(path: Path) -> list[Path]:
@@ -383,8 +383,8 @@ def parts(path: Path) -> list[Path]:
 def given(path: Path, beside: Sequence[Path] = (), **facts: str) -> Artifact:
     """Return a file outside any store, with the files `beside` it, as an artifact made when it was written."""
     made_at = datetime.fromtimestamp(path.stat().st_mtime, timezone.utc).isoformat(timespec="seconds")
-    held = [path, *beside]
-    size, sha256 = sum(part.stat().st_size for part in held), sha256_of(*held)
+    files = [path, *beside]
+    size, sha256 = sum(part.stat().st_size for part in files), sha256_of(*files)
     metadata = Metadata(bytes=size, sha256=sha256, made_at=made_at, made_on="", versions={}, facts=facts)
     return Artifact(key=path.name, path=path, metadata=metadata, used_ns=0)
 
@@ -427,10 +427,10 @@ def _flocked(fd: int, operation: int, *, wait: bool) -> bool:
 
 
 def _describe(path: Path, facts: Mapping[str, Any], measured: Mapping[str, Any]) -> Metadata:
-    held = parts(path)
+    files = parts(path)
     return Metadata(
-        bytes=sum(part.stat().st_size for part in held),
-        sha256=sha256_of(*held),
+        bytes=sum(part.stat().st_size for part in files),
+        sha256=sha256_of(*files),
         made_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         made_on=_machine(),
         versions={"python": platform.python_version()} | code.versions(*_DISTRIBUTIONS),

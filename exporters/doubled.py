@@ -29,8 +29,8 @@ def copied(module: nn.Module) -> nn.Module:
 def in_float64(module: nn.Module) -> nn.Module:
     """Return a copy in float64, except for its large weights, which `reading` converts on use."""
     doubled = copied(module)
-    kept = _large(doubled).keys()
-    doubled._apply(lambda value: value.double() if value.is_floating_point() and id(value) not in kept else value)
+    large = _large(doubled).keys()
+    doubled._apply(lambda value: value.double() if value.is_floating_point() and id(value) not in large else value)
     return doubled
 
 
@@ -100,11 +100,11 @@ class _Reading(TorchFunctionMode):
         rows, columns = weight.shape
         count = min(rows, max(1, LARGE // columns))
         # allocated once, because the heap never shrinks
-        held = torch.empty(count, columns, dtype=torch.float64, device=weight.device)
+        scratch = torch.empty(count, columns, dtype=torch.float64, device=weight.device)
         answers = []
         for first in range(0, rows, count):
             part = slice(first, first + count)
-            exact = held[: rows - first].copy_(weight.detach()[part])
+            exact = scratch[: rows - first].copy_(weight.detach()[part])
             answers.append(functional.linear(read, exact, None if bias is None else self._exact(bias)[part]))
         return torch.cat(answers, dim=-1)
 

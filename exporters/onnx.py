@@ -46,7 +46,7 @@ class NotExportable(ExportError):
     """torch cannot export the model, or ONNX Runtime cannot load the result; the message says why."""
 
 
-class Exported(msgspec.Struct, frozen=True):
+class ExportFacts(msgspec.Struct, frozen=True):
     """Facts about a checked file; without ONNX Runtime `parity` is null and `unchecked` says so.
 
     `outputs` are the output names in the file, where a name that an input also uses is changed.
@@ -76,7 +76,7 @@ def export(
     axes: Mapping[str, int | None] = MappingProxyType({}),
     lengths: Mapping[str, Tensor] = MappingProxyType({}),
     inline_bytes: int = INLINE_BYTES,
-) -> Exported:
+) -> ExportFacts:
     """Write `module`, float32 in eval mode on the CPU, to `path`; return facts about the file.
 
     `images` (n, ...) are the inputs for the comparison, by their names in the file if there are several. `axes` gives
@@ -89,13 +89,13 @@ def export(
     named = images if isinstance(images, Mapping) else {INPUT: images}
     given = {name: (values, axes.get(name, 0)) for name, values in named.items()}
     ready = _prepared(module, precision)
-    taken = [_repeated(values, axis, range(batch or _TRACED_BATCH)) for values, axis in given.values()]
-    examples = [_inputs(module, taken[0]), *taken[1:]]
+    repeated = [_repeated(values, axis, range(batch or _TRACED_BATCH)) for values, axis in given.values()]
+    examples = [_inputs(module, repeated[0]), *repeated[1:]]
     # time steps, if any, are the first axis
-    steps = len(examples[0].shape) - len(taken[0].shape)
+    steps = len(examples[0].shape) - len(repeated[0].shape)
     lead = [axis if axis is None else axis + (0 if place else steps) for place, (_, axis) in enumerate(given.values())]
     sizes = [{axis: BATCH} if batch is None and axis is not None else {} for axis in lead]
-    of_length = list(dict.fromkeys(tuple(each.tolist()) for each in lengths.values()))
+    of_length = list(dict.fromkeys(tuple(item_lengths.tolist()) for item_lengths in lengths.values()))
     for place, name in enumerate(given):
         if name in lengths:
             sizes[place] = sizes[place] | {1: f"length{of_length.index(tuple(lengths[name].tolist()))}"}
@@ -107,7 +107,7 @@ def export(
         _save(model, path, inline_bytes)
         written = _checked(path, [list(example.shape) for example in examples], dynamic)
         export_s = time.monotonic() - start
-        exported = Exported(
+        exported = ExportFacts(
             opset=OPSET,
             nodes=len(written.graph.node),
             outputs=[value.name for value in written.graph.output],
@@ -135,10 +135,10 @@ def _prepared(module: nn.Module, precision: FloatPrecision) -> nn.Module:
     freeze = getattr(ready, "freeze", None)
     if freeze:
         freeze()
-    return _Encoded(ready) if hasattr(ready, "encoded") else ready
+    return _Encoder(ready) if hasattr(ready, "encoded") else ready
 
 
-class _Encoded(nn.Module):
+class _Encoder(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
@@ -185,7 +185,7 @@ def _traced(
     }
     dims = {name: torch.export.Dim(name, min=1, max=most) for name, most in longest.items()}
     dims[BATCH] = torch.export.Dim(BATCH, min=1)
-    dynamic: Any = sizes and tuple({axis: dims[name] for axis, name in each.items()} or None for each in sizes)
+    dynamic: Any = sizes and tuple({axis: dims[name] for axis, name in axes.items()} or None for axes in sizes)
     if dynamic and _gathers(module):
         dynamic = (dynamic,)
     try:
@@ -209,11 +209,11 @@ def _traced(
     if any(str(symbol).startswith("u") for symbol in constraints):
         raise NotExportable("cannot export a model whose sizes depend on the values of its inputs")
     ranges = list(constraints.values())
-    opened = {name for each in sizes or [] for name in each.values()}
+    opened = {name for axes in sizes or [] for name in axes.values()}
     wanted = sorted((1, longest.get(name, 2**31)) for name in opened)
     if sorted((int(bounds.lower), int(min(bounds.upper, 2**31))) for bounds in ranges) != wanted:
-        asked = f"any {' and '.join(sorted(opened))} size of 1 or more" if opened else "a fixed batch size"
-        traced = f"torch was asked for {asked}, but traced the ranges {ranges}"
+        expected = f"any {' and '.join(sorted(opened))} size of 1 or more" if opened else "a fixed batch size"
+        traced = f"torch was asked for {expected}, but traced the ranges {ranges}"
         raise ExportError(f"{traced}: the file would be wrong outside them")
     return program.model
 
@@ -300,8 +300,8 @@ def _proven(
     precision: FloatPrecision,
     batch: int | None,
     judged_by: Literal["outputs", "codes"],
-    exported: Exported,
-) -> Exported:
+    exported: ExportFacts,
+) -> ExportFacts:
     """Run the file in ONNX Runtime and compare its outputs; raise ExportError if they differ."""
     reason = sessions.why_not()
     if reason:
@@ -318,11 +318,11 @@ def _proven(
             return session.run(None, dict(zip(given, feeds, strict=True)))
 
         batches = _batches(list(given.values()), batch)
-        figures = parity.compare(_Drawn(module), run, batches, precision, judged_by)
+        figures = parity.compare(_WithDraws(module), run, batches, precision, judged_by)
         if varying:
             halves = [(size, _halved(list(given), values, varying)) for size, values in batches]
-            shorter = parity.compare(_Drawn(module), run, halves, precision, judged_by)
-            figures = max(figures, shorter, key=lambda each: each.error_share)
+            shorter = parity.compare(_WithDraws(module), run, halves, precision, judged_by)
+            figures = max(figures, shorter, key=lambda comparison: comparison.error_share)
     except sessions.SessionError as error:
         itself = ", ".join(onnx_files.half(path)) if precision == "fp32" else ""
         raise NotExportable(f"{error}" + (f"; the model itself computes in {itself}" if itself else "")) from error
@@ -337,7 +337,7 @@ def _halved(names: Sequence[str], values: Sequence[Tensor], varying: Sequence[st
     return [value[:, : (value.shape[1] + 1) // 2].contiguous() if name in varying else value for name, value in pairs]
 
 
-class _Drawn(nn.Module):
+class _WithDraws(nn.Module):
     """The module applied to the draws from `_inputs`, whatever its dtype."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -354,4 +354,4 @@ def _batches(given: Sequence[tuple[Tensor, int | None]], batch: int | None) -> l
     """Return inputs in batches of the file's size, or of three if that is dynamic, and the size of each."""
     sizes = DYNAMIC_BATCHES if batch is None else (batch,) * -(-LEAST_IMAGES // batch)
     places = [range(end - size, end) for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)]
-    return [(len(each), [_repeated(values, axis, each) for values, axis in given]) for each in places]
+    return [(len(rows), [_repeated(values, axis, rows) for values, axis in given]) for rows in places]

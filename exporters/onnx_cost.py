@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 from onnx import helper, shape_inference
 
-from benchd.daemon.records import Counted
+from benchd.daemon.records import WorkCount
 
 Shape = Sequence[int]
 
@@ -25,7 +25,7 @@ def _matmul(_: onnx.NodeProto, out: Shape, given: Sequence[Shape]) -> int:
 
 
 def _gemm(node: onnx.NodeProto, out: Shape, given: Sequence[Shape]) -> int:
-    is_transposed = any(each.name == "transA" and each.i for each in node.attribute)
+    is_transposed = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
     return 2 * prod(out) * given[0][0 if is_transposed else -1]
 
 
@@ -56,7 +56,7 @@ _FORMULAS: dict[str, Callable[[onnx.NodeProto, Shape, Sequence[Shape]], int]] = 
 _UNKNOWN = {"Attention", "DFT", "DeformConv", "If", "Loop", "STFT", "Scan"}
 
 
-def count(path: Path, inputs: Mapping[str, Shape]) -> Counted:
+def count(path: Path, inputs: Mapping[str, Shape]) -> WorkCount:
     """Return the work of one run of the file on inputs of these shapes, including the batch, counted as in float32."""
     model = onnx.load(path, load_external_data=False)
     for value in model.graph.input:
@@ -88,7 +88,7 @@ def count(path: Path, inputs: Mapping[str, Shape]) -> Counted:
         convolved += spent if "Conv" in node.op_type else 0
     parameters_bytes = sum(4 * prod(tensor.dims) for tensor in graph.initializer)
     moved = sum(4 * prod(shapes.get(value.name, ())) for value in (*graph.input, *graph.output))
-    return Counted(
+    return WorkCount(
         matrix_flops=flops,
         bytes=parameters_bytes + moved,
         parameters_bytes=parameters_bytes,

@@ -22,8 +22,8 @@ _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE}
 def names_of(path: Path) -> tuple[list[str], list[str]]:
     """Return the names of the file's inputs and outputs, in order."""
     graph = onnx.load(path, load_external_data=False).graph
-    held = {tensor.name for tensor in graph.initializer}
-    return [value.name for value in graph.input if value.name not in held], [value.name for value in graph.output]
+    weights = {tensor.name for tensor in graph.initializer}
+    return [value.name for value in graph.input if value.name not in weights], [value.name for value in graph.output]
 
 
 def data_files(path: Path) -> list[Path]:
@@ -76,8 +76,10 @@ def rounded(path: Path, share: float, seed: int, *, floating: bool) -> bytes:
     """
     model = onnx.shape_inference.infer_shapes(onnx.load(path, load_external_data=False))
     graph, number = model.graph, count()
-    held = {tensor.name: tensor.data_type for tensor in graph.initializer}
-    kinds = held | {value.name: value.type.tensor_type.elem_type for value in [*graph.value_info, *graph.output]}
+    weight_kinds = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    kinds = weight_kinds | {
+        value.name: value.type.tensor_type.elem_type for value in [*graph.value_info, *graph.output]
+    }
     nodes: list[onnx.NodeProto] = []
 
     def add(operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
@@ -94,7 +96,7 @@ def rounded(path: Path, share: float, seed: int, *, floating: bool) -> bytes:
     for node in graph.node:
         names = node.output if node.op_type in _COMPUTING else []
         if names:
-            node.input[:] = [off(name) if held.get(name) in _FLOATS else name for name in node.input]
+            node.input[:] = [off(name) if weight_kinds.get(name) in _FLOATS else name for name in node.input]
         nodes.append(node)
         for place, name in enumerate(names):
             if kinds.get(name) in _FLOATS:

@@ -26,7 +26,7 @@ _PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "sca
 _COMPARED_IMAGES = 64
 
 
-class Prepared:
+class PreparedModule:
     """A module exported for inputs of these shapes, with observers around the products to quantise.
 
     `layers` lists these products, and `left_fp32` the others with the reason. Raises CannotQuantise if the module

@@ -50,18 +50,18 @@ def quantise(
         ranges = smoothing.smooth(model, chosen, largest)
         scales = {name: step for name, step in grids.items() if step} | ranges
         names = [node.name for node in chosen]
-        made = _converted(model, chosen, scales, feeds, target, Path(folder))
+        converted = _converted(model, chosen, scales, feeds, target, Path(folder))
     for key, value in {**about, "benchd.left_fp32": json.dumps(left), "benchd.int8": json.dumps(names)}.items():
-        made.metadata_props.add(key=key, value=value)
-    _refuse_unquantised(made, names)
-    onnx.save(made, path)
+        converted.metadata_props.add(key=key, value=value)
+    _refuse_unquantised(converted, names)
+    onnx.save(converted, path)
     try:
         parity = _compared(source, path, feeds)
     except CannotQuantise:
         path.unlink()
         raise
     exact = [node.name for node in chosen if grids.get(node.input[0])]
-    return Quantised(layers=names, left_fp32=left, exact=exact, nodes=len(made.graph.node), **parity)
+    return Quantised(layers=names, left_fp32=left, exact=exact, nodes=len(converted.graph.node), **parity)
 
 
 def _prepared(source: Path, path: Path) -> ModelProto:
@@ -83,11 +83,11 @@ def _prepared(source: Path, path: Path) -> ModelProto:
 
 def _name(nodes: Iterable[NodeProto]) -> None:
     """Give unnamed nodes, which ONNX allows, unique names."""
-    taken = {node.name for node in nodes}
+    names = {node.name for node in nodes}
     for place, node in enumerate(nodes):
         if not node.name:
             node.name = f"{node.op_type}_{place}"
-            while node.name in taken:
+            while node.name in names:
                 node.name += "_"
 
 
@@ -137,7 +137,7 @@ def _seen(
                 largest[name] = np.maximum(largest.get(name, largest_of_channel), largest_of_channel)
             else:
                 magnitudes[name] = _merged(magnitudes.get(name, np.zeros(0, np.float32)), value)
-    return {name: _step(seen) for name, seen in magnitudes.items()}, largest
+    return {name: _step(distinct) for name, distinct in magnitudes.items()}, largest
 
 
 def activations(model: ModelProto, names: Sequence[str], feeds: Sequence[Feed]) -> Iterator[Feed]:
@@ -153,11 +153,11 @@ def activations(model: ModelProto, names: Sequence[str], feeds: Sequence[Feed]) 
         yield dict(zip(names, session.run(list(names), feed), strict=True))
 
 
-def _merged(seen: NDArray[Any] | None, value: NDArray[Any]) -> NDArray[Any] | None:
+def _merged(distinct: NDArray[Any] | None, value: NDArray[Any]) -> NDArray[Any] | None:
     """Return the distinct magnitudes, including those in `value`, or None if there are too many for a grid."""
-    if seen is None:
+    if distinct is None:
         return None
-    merged = _distinct(np.concatenate([seen, np.abs(value).ravel()]))
+    merged = _distinct(np.concatenate([distinct, np.abs(value).ravel()]))
     return merged if len(merged) <= _LARGEST_CODE else None
 
 
@@ -275,14 +275,14 @@ def _quiet() -> Iterator[None]:
 
 def _refuse_unquantised(model: ModelProto, names: Sequence[str]) -> None:
     """Raise unless each of these nodes reads dequantised activations and weights with positive scales."""
-    held = {tensor.name: tensor for tensor in model.graph.initializer}
+    initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     by_output = {output: node for node in model.graph.node for output in node.output}
     products = {node.name: node for node in model.graph.node if node.op_type in _PRODUCTS}
     for name in names:
         makers = [by_output.get(value) for value in products[name].input[:2]]
         if not all(maker and maker.op_type == "DequantizeLinear" for maker in makers):
             raise CannotQuantise(f"ONNX Runtime left {name} in float32 although it should have been quantised")
-        scales = [numpy_helper.to_array(held[maker.input[1]]) for maker in makers if maker]
+        scales = [numpy_helper.to_array(initializers[maker.input[1]]) for maker in makers if maker]
         if not all(np.isfinite(scale).all() and (scale > 0).all() for scale in scales):
             raise CannotQuantise(f"the scales of {name} are not positive numbers: its calibrated range is empty")
 

@@ -184,14 +184,14 @@ def timed(
         for _ in range(1 + runs):
             session.run(None, feeds)
         events = json.loads(Path(session.end_profiling()).read_text())
-    whole = [event for event in events if event.get("cat") == "Session" and event["name"] == "model_run"]
+    model_runs = [event for event in events if event.get("cat") == "Session" and event["name"] == "model_run"]
     return [
         [
             (_node(event), event["dur"] / 1000)
             for event in events
             if _is_node(event) and run["ts"] <= event["ts"] <= run["ts"] + run["dur"]
         ]
-        for run in whole[1:]
+        for run in model_runs[1:]
     ]
 
 

@@ -296,8 +296,8 @@ class _Build:
 
     def _set_timing_cache(self, config: IBuilderConfig) -> None:
         """Start from the kept timings, or from none if they are damaged or from another GPU, which only costs time."""
-        kept = self._timing_cache.read_bytes() if self._timing_cache.exists() else b""
-        for content in dict.fromkeys((kept, b"")):
+        stored = self._timing_cache.read_bytes() if self._timing_cache.exists() else b""
+        for content in dict.fromkeys((stored, b"")):
             timing = config.create_timing_cache(content)
             if timing is not None and config.set_timing_cache(timing, ignore_mismatch=False):
                 return
@@ -512,8 +512,8 @@ class Context:
             times.append(list(rows))
         return times[1:]
 
-    def _require(self, taken: bool, action: str) -> None:
-        if not taken:
+    def _require(self, accepted: bool, action: str) -> None:
+        if not accepted:
             raise EngineError(f"TensorRT refuses {action}: {_last(self._engine.errors)}")
 
 

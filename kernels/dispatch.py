@@ -34,7 +34,7 @@ def require_device(op: str, kernel: str, tensor: Tensor) -> None:
 
 def require_inference(op: str, kernel: str, *given: Any) -> None:
     """Raise Unavailable if any tensor of `given` needs a gradient, which `kernel` does not support."""
-    if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in given):
+    if torch.is_grad_enabled() and any(isinstance(arg, Tensor) and arg.requires_grad for arg in given):
         raise Unavailable(
             f"{op}: the {_WORDS[kernel]} kernel has no gradient; use implementation='torch', or torch.no_grad()"
         )

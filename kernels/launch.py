@@ -55,13 +55,13 @@ def _by_torch(launch: Launch, places: list[tuple[int, int]]) -> Again | None:
     compiled, metadata = launch.compiled, launch.compiled.metadata
     scratches = [getattr(metadata, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
     kinds = [compiled.src.signature[name] for name in launch.kernel.arg_names]
-    taken = [i for i, kind in enumerate(kinds) if kind != "constexpr"]
-    letters = ["O" if kinds[i][0] == "*" else _LETTERS.get(kinds[i], "") for i in taken]
+    passed = [i for i, kind in enumerate(kinds) if kind != "constexpr"]
+    letters = ["O" if kinds[i][0] == "*" else _LETTERS.get(kinds[i], "") for i in passed]
     if any(scratches) or "" in letters or getattr(metadata, "num_ctas", 1) != 1:
         return None
     hidden = [None for size in scratches if size is not None]
-    pointers = [places[i] for i in taken if i < len(places)]
-    numbers = (*(launch.numbers[i - len(places)] for i in taken if i >= len(places)), *hidden)
+    pointers = [places[i] for i in passed if i < len(places)]
+    numbers = (*(launch.numbers[i - len(places)] for i in passed if i >= len(places)), *hidden)
     head = (compiled.function, *launch.grid, metadata.num_warps, metadata.shared, "".join(letters) + "O" * len(hidden))
     start = torch._C._StaticCudaLauncher._launch_kernel
 

@@ -42,7 +42,7 @@ class Op(Generic[Given, Made]):
     ) -> None:
         self._package, self._learns = fake.__module__.rpartition(".")[0], learns
         self._float32, self._summed = float32, summed
-        (self._arguments,) = (kind for each, kind in get_type_hints(fake).items() if each != "return")
+        (self._arguments,) = (kind for argument, kind in get_type_hints(fake).items() if argument != "return")
         self._functions: dict[str, Callable[[Given], Made]] = {}
         self._kernels: dict[str, Callable[[Given], Made]] = {}
         self._plans: dict[tuple[Any, ...], Callable[[Given], Made]] = {}
@@ -91,10 +91,10 @@ class Op(Generic[Given, Made]):
         share.
         """
         if plan.of_thread.recording is not None:
-            made = self._kernels[which](given)
-            for each in made if isinstance(made, tuple) else (made,):
-                plan.workspace(cast("torch.Tensor", each))
-            return made
+            result = self._kernels[which](given)
+            for tensor in result if isinstance(result, tuple) else (result,):
+                plan.workspace(cast("torch.Tensor", tensor))
+            return result
         if (planned := self._plans.get(key)) is None:
             function = self._kernels[which]
             planned = plan.planned(function, given) if which == "triton" else function
@@ -190,7 +190,7 @@ def is_hooked(*modules: nn.Module) -> bool:
     """Return whether a hook or replaced forward of these modules observes their inputs and outputs."""
     if _has_any_global_hook():
         return True
-    return any(each._forward_hooks or each._forward_pre_hooks or "forward" in each.__dict__ for each in modules)
+    return any(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__ for module in modules)
 
 
 def is_exported() -> bool:

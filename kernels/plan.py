@@ -70,14 +70,14 @@ def workspace(memory: Tensor) -> Tensor:
 def signature(given: Sequence[Any]) -> list[Any]:
     """Return everything that a call depends on except its tensors' values; a tensor subclass is included as it is."""
     return [
-        (each.shape, each.stride(), each.dtype, each.device, each.data_ptr() & 15) if each.__class__ in _PLAIN else each
-        for each in given
+        (arg.shape, arg.stride(), arg.dtype, arg.device, arg.data_ptr() & 15) if arg.__class__ in _PLAIN else arg
+        for arg in given
     ]
 
 
 def is_plain(signed: Sequence[Any]) -> bool:
     """Return whether a signature describes all its tensors; a compiler's tensors have no memory."""
-    return not any(isinstance(each, Tensor) for each in signed)
+    return not any(isinstance(entry, Tensor) for entry in signed)
 
 
 def planned(function: Callable[[Given], Made], given: Given, held: Sequence[Tensor] = ()) -> Callable[[Given], Made]:
@@ -86,7 +86,7 @@ def planned(function: Callable[[Given], Made], given: Given, held: Sequence[Tens
     `held` are tensors that it reads in addition to its arguments, and whose memory does not move. No plan is made while
     a CUDA graph is captured, because the graph would include the launches of the recording.
     """
-    device = next(each.device for each in given if isinstance(each, Tensor))
+    device = next(arg.device for arg in given if isinstance(arg, Tensor))
     if INTERPRETED or torch.cuda.is_current_stream_capturing():
         return function
     return recorded(function, given, device, held) or function
@@ -112,16 +112,16 @@ class Plan(Generic[Given, Made]):
             with torch.cuda.device(self.index):
                 return self(given)
         device = self.device
-        made = [torch.empty_strided(*sizes, dtype=dtype, device=device) for *sizes, dtype in self.results]
-        addresses = [0, *[each.data_ptr() for each in given if each.__class__ in _PLAIN]]
-        addresses += [each.data_ptr() for each in made]
+        results = [torch.empty_strided(*sizes, dtype=dtype, device=device) for *sizes, dtype in self.results]
+        addresses = [0, *[arg.data_ptr() for arg in given if arg.__class__ in _PLAIN]]
+        addresses += [result.data_ptr() for result in results]
         if self.workspace_bytes:
             memory = torch.empty((self.workspace_bytes,), dtype=torch.uint8, device=device)
             addresses.append(memory.data_ptr())
         stream = self.current_stream(self.index)
         for launch in self.launches:
             launch(addresses, stream)
-        return tuple(made) if self.is_tuple else made[0]  # type: ignore[return-value]
+        return tuple(results) if self.is_tuple else results[0]  # type: ignore[return-value]
 
 
 def recorded(
@@ -130,26 +130,26 @@ def recorded(
     """Return the plan of a function, or None if a launch uses a copy of an argument or a result is from no launch."""
     from benchd.kernels import launch  # noqa: PLC0415 - it imports Triton, which is not everywhere
 
-    stand_ins = [_stand_in(each) if isinstance(each, Tensor) else each for each in given]
+    stand_ins = [_stand_in(arg) if isinstance(arg, Tensor) else arg for arg in given]
     with recording() as now:
-        made = function(type(given)(*stand_ins))
-    results: tuple[Tensor, ...] = made if isinstance(made, tuple) else (made,)  # type: ignore[assignment]
-    owners = [*(each for each in stand_ins if isinstance(each, Tensor)), *results]
+        returned = function(type(given)(*stand_ins))
+    results: tuple[Tensor, ...] = returned if isinstance(returned, tuple) else (returned,)  # type: ignore[assignment]
+    owners = [*(stand_in for stand_in in stand_ins if isinstance(stand_in, Tensor)), *results]
     # by storage: the index of a call's address, and the offset; index 0 is address 0, for tensors that do not move
-    places = {_storage(each): (0, 0) for each in held}
-    places |= {_storage(each): (1 + which, each.data_ptr()) for which, each in enumerate(owners)}
-    between = {_storage(each): each for each in now.workspace if _storage(each) not in places}
+    places = {_storage(tensor): (0, 0) for tensor in held}
+    places |= {_storage(owner): (1 + which, owner.data_ptr()) for which, owner in enumerate(owners)}
+    between = {_storage(tensor): tensor for tensor in now.workspace if _storage(tensor) not in places}
     offsets, size = _arranged(between, now.launches)
     places |= {place: (1 + len(owners), place - offset) for place, offset in offsets.items()}
-    launched = {_storage(each) for one in now.launches for each in one.tensors if each is not None}
-    if not launched <= set(places) or any(each.numel() and _storage(each) not in launched for each in results):
+    launched = {_storage(tensor) for call in now.launches for tensor in call.tensors if tensor is not None}
+    if not launched <= set(places) or any(result.numel() and _storage(result) not in launched for result in results):
         return None
     again = [
-        launch.repeated(each, [(0, 0) if one is None else _place(one, places) for one in each.tensors], device)
-        for each in now.launches
+        launch.repeated(call, [(0, 0) if tensor is None else _place(tensor, places) for tensor in call.tensors], device)
+        for call in now.launches
     ]
     return Plan(
-        [(each.shape, each.stride(), each.dtype) for each in results], isinstance(made, tuple), size, again,
+        [(result.shape, result.stride(), result.dtype) for result in results], isinstance(returned, tuple), size, again,
         device, device.index or 0, launch.current_device, launch.current_stream, held,
     )  # fmt: skip
 
@@ -158,21 +158,21 @@ def _arranged(memory: dict[int, Tensor], launches: Sequence[Launch]) -> tuple[di
     """Return each memory's offset in a workspace, reserved from its first launch to its last, and the total bytes."""
     spans: dict[int, list[int]] = {}
     for number, launch in enumerate(launches):
-        for storage in {_storage(each) for each in launch.tensors if each is not None} & set(memory):
+        for storage in {_storage(tensor) for tensor in launch.tensors if tensor is not None} & set(memory):
             spans.setdefault(storage, [number, number])[1] = number
-    taken: list[tuple[int, int, int]] = []  # first byte, end byte, and the last launch that needs them
+    reserved: list[tuple[int, int, int]] = []  # first byte, end byte, and the last launch that needs them
     offsets = {}
     for storage, (first, last) in sorted(spans.items(), key=lambda span: span[1]):
         size = -(-memory[storage].untyped_storage().nbytes() // _UNIT) * _UNIT
         start = 0
-        for begin, end, until in sorted(taken):
+        for begin, end, until in sorted(reserved):
             if until >= first:
                 if begin - start >= size:
                     break
                 start = max(start, end)
-        taken.append((start, start + size, last))
+        reserved.append((start, start + size, last))
         offsets[storage] = start
-    return offsets, max((end for _, end, _ in taken), default=0)
+    return offsets, max((end for _, end, _ in reserved), default=0)
 
 
 def _stand_in(tensor: Tensor) -> Tensor:

@@ -103,8 +103,8 @@ class Images:
 
 def spread(items: int, count: int) -> list[int]:
     """Return `count` indices spread evenly over this many items, or all of them if there are fewer."""
-    taken = min(count, items)
-    return [i * items // taken for i in range(taken)]
+    sample_size = min(count, items)
+    return [i * items // sample_size for i in range(sample_size)]
 
 
 def random_images(shape: tuple[int, ...], count: int, inputs: Literal["unit", "normal"], seed: int) -> torch.Tensor:
@@ -147,7 +147,7 @@ def open_set(
     dataset = dataset or {"cifar10": "cifar10", "imagefolder": "imagenet"}[scheme]
     if dataset not in _NORMALISATION:
         raise DataError(f"this model does not take images (data set {dataset!r}): leave the data option out")
-    opened = _Listed(folder, labels) if labels else _OPENERS[scheme](folder, calibrating)
+    opened = _ListedImages(folder, labels) if labels else _OPENERS[scheme](folder, calibrating)
     if preprocess:
         opened.transform, preprocessing = _checked(preprocess, input_shape), described(preprocess)
     else:
@@ -168,8 +168,8 @@ class _Digits:
     def __init__(self, input_shape: tuple[int, ...], inputs: Literal["unit", "normal"], calibrating: bool) -> None:
         if len(input_shape) != 3:
             raise DataError(f"this model does not take images (its input is {input_shape}): leave the data option out")
-        held = safetensors.torch.load_file(demo.CALIBRATION if calibrating else demo.IMAGES)
-        self._images, self._labels = enlarged(held["images"], input_shape, inputs), held["labels"].tolist()
+        tensors = safetensors.torch.load_file(demo.CALIBRATION if calibrating else demo.IMAGES)
+        self._images, self._labels = enlarged(tensors["images"], input_shape, inputs), tensors["labels"].tolist()
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -196,7 +196,7 @@ def _enlarging(input_shape: tuple[int, ...], inputs: str) -> str:
     return steps + (f", mean {_DIGITS_MEAN}, deviation {_DIGITS_STD}" if inputs == "normal" else "")
 
 
-class _Listed:
+class _ListedImages:
     """The images listed in a file of labels, by their paths inside a folder."""
 
     def __init__(self, folder: str, labels: str) -> None:

@@ -67,10 +67,10 @@ def build(folder: Path) -> HubNet:
     architecture = next(iter(config.architectures or []), "")
     task = next((f"For{task}" for task in _TASKS if architecture.endswith(f"For{task}")), "")
     kind: Any = getattr(transformers, f"AutoModel{task}")
-    net, found = kind.from_pretrained(
+    net, loading_info = kind.from_pretrained(
         folder, config=config, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **_TRUST
     )
-    if missing := sorted(found["missing_keys"]):
+    if missing := sorted(loading_info["missing_keys"]):
         raise UnfitModel(f"the checkpoint lacks {len(missing)} weights of {type(net).__name__}, such as {missing[0]}")
     return HubNet(net, folder).eval()
 
@@ -94,8 +94,8 @@ def _inputs(net: Any, folder: Path) -> list[str]:
 def _sides(config: Any, folder: Path) -> tuple[int, int]:
     """Return the height and width of the images, as given by the processor, else by the net."""
     path = folder / "preprocessor_config.json"
-    told: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    size: Any = told.get("crop_size") or told.get("size") or getattr(config, "image_size", _SIDE)
+    processor: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    size: Any = processor.get("crop_size") or processor.get("size") or getattr(config, "image_size", _SIDE)
     if isinstance(size, dict):
         edge: Any = size.get("shortest_edge", _SIDE)
         size = [size.get("height", edge), size.get("width", edge)]

@@ -33,7 +33,7 @@ State = tuple[Tensor, ...]
 _LONGEST = 4096  # the longest delay, in steps
 
 
-class _Stepped(nn.Module):
+class _StatefulNode(nn.Module):
     """A node with a state: `step` takes its charge and a state, and returns its output and the next state."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class _Stepped(nn.Module):
             self.register_buffer(name, torch.from_numpy(np.array(value, np.float32)))
 
 
-class _Neurons(_Stepped):
+class _Neurons(_StatefulNode):
     """A population of neurons of one type, with coefficients computed in float64."""
 
     gain: Tensor
@@ -121,7 +121,7 @@ def _rate(node: Node, name: str, dt: float) -> np.ndarray:
     return dt / times
 
 
-class _Delay(_Stepped):
+class _Delay(_StatefulNode):
     """Delays each element by its own whole number of steps; returns 0 before that."""
 
     steps: Tensor
@@ -136,11 +136,11 @@ class _Delay(_Stepped):
 
     def step(self, charge: Tensor, state: State | None) -> tuple[Tensor, State]:
         """Return the delayed input, and the last inputs, newest first."""
-        held = (charge, *(state or ()))[: self._different[-1] + 1]
+        history = (charge, *(state or ()))[: self._different[-1] + 1]
         late = torch.zeros_like(charge)
         for steps in self._different:
-            late = torch.where(self.steps == steps, held[steps], late) if steps < len(held) else late
-        return late, held
+            late = torch.where(self.steps == steps, history[steps], late) if steps < len(history) else late
+        return late, history
 
 
 class _Scale(nn.Module):
@@ -179,7 +179,7 @@ def _convolution(node: Node) -> nn.Module:
     outputs, inputs, *kernel = node["weight"].shape
     groups, padding = int(node["groups"]), node["padding"]
     layer: Any = nn.Conv2d if node["type"] == "Conv2d" else nn.Conv1d
-    made = layer(
+    module = layer(
         inputs * groups,
         outputs,
         kernel,
@@ -190,7 +190,7 @@ def _convolution(node: Node) -> nn.Module:
         "bias" in node,
         device="meta",
     )
-    return _weighted(node, made)
+    return _weighted(node, module)
 
 
 def _weighted(node: Node, layer: Any) -> nn.Module:
@@ -246,8 +246,8 @@ def _module(name: str, node: Node, dt: float, dialect: Mapping[str, str]) -> nn.
         if kind in _LAYERS:
             return _LAYERS[kind](node)
     except (AttributeError, KeyError, RuntimeError, TypeError, UsageError, ValueError) as error:
-        said = f"it lacks {error}" if isinstance(error, KeyError) else error
-        raise UsageError(f"node {name} ({kind}): {said}") from error
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else error
+        raise UsageError(f"node {name} ({kind}): {reason}") from error
     known = ", ".join(sorted([*_NEURONS, *_LAYERS, "Delay"]))
     raise UsageError(f"node {name} has the type {kind}, which benchd does not support; it supports {known}")
 
@@ -283,15 +283,15 @@ class NirNet(nn.Module):
         self.input_shape = (time_steps, *_sizes(graph.nodes[graph.input], "shape"))
         self._input, self._output, self._is_summed = graph.input, graph.output, readout == "sum"
         self.nodes, self._keys = nn.ModuleDict(), dict[str, str]()
-        kept = _in_order(graph)
-        for name in kept:
+        in_order = _in_order(graph)
+        for name in in_order:
             key = re.sub(r"\W", "_", name)
             while key in self.nodes or hasattr(nn.ModuleDict, key):
                 key += "_"
             self._keys[name], self.nodes[key] = key, _module(name, graph.nodes[name], dt, dialect)
         edges = [(start, end) for start, end in graph.edges if end in self._keys]
-        stateless = [name for name in kept if not hasattr(self._of(name), "step")]
-        self._groups = [_Group(names, edges, stateless) for names in _cycles(kept, edges)]
+        stateless = [name for name in in_order if not hasattr(self._of(name), "step")]
+        self._groups = [_Group(names, edges, stateless) for names in _cycles(in_order, edges)]
         self.register_buffer("_numbers", torch.zeros(()), persistent=False)  # provides the type that all buffers have
 
     def _of(self, name: str) -> Any:
@@ -300,7 +300,7 @@ class NirNet(nn.Module):
     def neurons(self) -> list[nn.Module]:
         """Return the modules whose outputs are spikes (B, T, ...), in forward order."""
         ordered = (self._of(name) for group in self._groups for name in group.names)
-        return [each.emitted for each in ordered if hasattr(each, "emitted")]
+        return [node.emitted for node in ordered if hasattr(node, "emitted")]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the values that reach the Output."""
@@ -337,9 +337,9 @@ class NirNet(nn.Module):
                     latest[name], states[name] = node.step(node.charged(_sum(arriving)), states.get(name))
                 else:
                     latest[name] = node(_sum(arriving))
-            for name, each in leaving.items():
-                each.append(latest[name])
-        return {name: torch.stack(each) for name, each in leaving.items()}
+            for name, outputs in leaving.items():
+                outputs.append(latest[name])
+        return {name: torch.stack(outputs) for name, outputs in leaving.items()}
 
 
 def _sum(arriving: Iterable[Tensor]) -> Tensor:

@@ -208,10 +208,10 @@ def shape_from(state: Mapping[str, torch.Tensor], options: Mapping[str, Any]) ->
     stem, width = state.get("conv1.weight"), options["width"]
     if stem is None or stem.dim() != 4 or stem.shape == (width, 3, 7, 7):
         return {}
-    held = f"conv1.weight is {tuple(stem.shape)} instead of {(width, 3, 7, 7)}"
+    mismatch = f"conv1.weight is {tuple(stem.shape)} instead of {(width, 3, 7, 7)}"
     if stem.shape[1:] == (3, 7, 7):
-        raise WeightsError(f"{held}; pass --option width={len(stem)}")
-    raise WeightsError(f"{held}: only a 7x7 stem with stride 2 and a max pool is supported")
+        raise WeightsError(f"{mismatch}; pass --option width={len(stem)}")
+    raise WeightsError(f"{mismatch}: only a 7x7 stem with stride 2 and a max pool is supported")
 
 
 def convert(qann: nn.Module, time_steps: int, *, kernels: Kernels = "torch") -> SpikingNetwork:
@@ -300,7 +300,7 @@ def _zones(qann: nn.Module, graph: fx.Graph) -> dict[fx.Node, str]:
 def _fold_layers(
     body: nn.Module, graph: fx.Graph, zones: dict[fx.Node, str], time_steps: int, step: int, kernels: Kernels
 ) -> None:
-    """Replace each convolution or linear layer, and any batch norm directly after it, by a `_Folded` layer."""
+    """Replace each convolution or linear layer, and any batch norm directly after it, by a `_FoldedLayer` layer."""
     folded = nn.ModuleDict()
     body.add_module(_FOLDED, folded)
     for node in [node for node in graph.nodes if isinstance(_module(body, node), (nn.Conv2d, nn.Linear))]:
@@ -309,7 +309,7 @@ def _fold_layers(
         norm = follows if isinstance(follows, nn.BatchNorm2d) else None
         schedule = (time_steps, step) if zones[node] == "spiking" else None
         layer = cast("nn.Conv2d | nn.Linear", _module(body, node))
-        folded[node.name] = _Folded(layer, norm, schedule, kernels)
+        folded[node.name] = _FoldedLayer(layer, norm, schedule, kernels)
         node.target = f"{_FOLDED}.{node.name}"
         if norm is not None:
             follower.replace_all_uses_with(node)
@@ -384,7 +384,7 @@ def _joined(body: nn.Module, graph: fx.Graph, node: fx.Node, time_steps: int) ->
         graph.erase_node(current)
         current = cast("fx.Node", node.args[0])
     layer, neuron = _module(body, current), cast("StBif", _module(body, node))
-    if not isinstance(layer, _Folded) or not layer.scheduled or len(current.users) > 1:
+    if not isinstance(layer, _FoldedLayer) or not layer.scheduled or len(current.users) > 1:
         return False
     layer.adds_bias = False
     cast("nn.ModuleDict", body.get_submodule(_LAYERS))[node.name] = _SpikingLayer(layer, neuron, time_steps)
@@ -410,10 +410,10 @@ def _introduce(body: nn.Module, graph: fx.Graph) -> None:
             layer.reads(sender)
 
 
-def _synapses(module: nn.Module | None) -> _Folded | None:
+def _synapses(module: nn.Module | None) -> _FoldedLayer | None:
     if isinstance(module, _SpikingLayer):
         return module.members[0]
-    return module if isinstance(module, _Folded) else None
+    return module if isinstance(module, _FoldedLayer) else None
 
 
 def _learns() -> bool:
@@ -455,7 +455,7 @@ class _SpikingLayer(nn.Module):
     than the kernels.
     """
 
-    def __init__(self, synapses: _Folded, neuron: StBif, time_steps: int) -> None:
+    def __init__(self, synapses: _FoldedLayer, neuron: StBif, time_steps: int) -> None:
         super().__init__()
         # a tuple keeps them out of this module's children, so that the state dict contains them once
         self.members = synapses, neuron
@@ -514,7 +514,7 @@ def _square_sizes(layer: nn.Conv2d | nn.Linear) -> tuple[int, int] | None:
     return stride, padding[0]
 
 
-class _Folded(nn.Module):
+class _FoldedLayer(nn.Module):
     """A convolution or linear layer with folded batch norm and, given (T, step), its bias as a schedule over T.
 
     The parameters stay with their original layers. `weight` and `bias` are derived from them by `refresh` for
@@ -563,16 +563,21 @@ class _Folded(nn.Module):
             self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
             # inference tensors have no version: writes go unnoticed until load_state_dict, to() or train()
             self._derived_from = [
-                (each, each.untyped_storage(), each.storage_offset(), None if each.is_inference() else each._version)
-                for each in tensors
+                (
+                    source,
+                    source.untyped_storage(),
+                    source.storage_offset(),
+                    None if source.is_inference() else source._version,
+                )
+                for source in tensors
             ]
 
     def _is_derived_from(self, tensors: list[torch.Tensor]) -> bool:
         if len(tensors) != len(self._derived_from):
             return False
-        for tensor, (kept, storage, offset, version) in zip(tensors, self._derived_from, strict=True):
+        for tensor, (source, storage, offset, version) in zip(tensors, self._derived_from, strict=True):
             # the storage first: a tensor whose data was replaced in inference mode no longer has a version
-            if tensor is not kept or tensor.untyped_storage()._cdata != storage._cdata:
+            if tensor is not source or tensor.untyped_storage()._cdata != storage._cdata:
                 return False
             if tensor.storage_offset() != offset or (version is not None and tensor._version != version):
                 return False
@@ -640,8 +645,8 @@ class _Folded(nn.Module):
         # creates
         tensors = []
         for module, kind, name in self._held:
-            held = getattr(module, kind)  # a dictionary that torch.export replaces
-            tensors.append(held[name] if name in held else getattr(module, name))
+            registered = getattr(module, kind)  # a dictionary that torch.export replaces
+            tensors.append(registered[name] if name in registered else getattr(module, name))
         return tensors
 
     def _derive(self) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -731,8 +736,8 @@ class FoldedNetwork(nn.Module):
             for folded in self._folded_layers():
                 folded.refresh(force=force)
 
-    def _folded_layers(self) -> Iterator[_Folded]:
-        return cast("Iterator[_Folded]", self.get_submodule(_FOLDED).children())
+    def _folded_layers(self) -> Iterator[_FoldedLayer]:
+        return cast("Iterator[_FoldedLayer]", self.get_submodule(_FOLDED).children())
 
 
 class SpikingNetwork(FoldedNetwork):
@@ -745,7 +750,7 @@ class SpikingNetwork(FoldedNetwork):
     def emitters(self) -> dict[nn.Module, torch.Tensor]:
         """Return the modules that emit spikes, a neuron or the layer joined to it, and the height of their spikes."""
         layers = self.get_submodule(_LAYERS).children()
-        joined = {each.members[1]: each for each in layers if isinstance(each, _SpikingLayer)}
+        joined = {layer.members[1]: layer for layer in layers if isinstance(layer, _SpikingLayer)}
         return {joined.get(neuron, neuron): neuron.scale for neuron in self.neurons() if isinstance(neuron, StBif)}
 
 

@@ -121,7 +121,7 @@ class Mixer(nn.Module):
         u, z = in_conv(normed, in_proj, weights.conv, weights.conv_bias, implementation=how)
         delta, B, C = steps(u, x_proj, weights.dt_proj, weights.dt_bias, STATES, implementation=how)
         if index is not None:
-            u, delta, B, C = (_seen(each, index) for each in (u, delta, B, C))
+            u, delta, B, C = (_seen(tensor, index) for tensor in (u, delta, B, C))
         y = selective_scan_pair(u, delta, weights.A, B, C, weights.D, form=self.scan, implementation=how)
         if index is not None:  # the last token of each scan
             between, *strides = y.stride()
@@ -203,8 +203,8 @@ class PatchEmbedding(nn.Module):
         """Return the patches, which must not overlap, by a matrix product."""
         height, width = self.proj.stride
         rows, columns = images.shape[2] // height, images.shape[3] // width
-        whole = images[:, :, : rows * height, : columns * width]
-        pixels = whole.unflatten(3, (columns, width)).unflatten(2, (rows, height)).permute(0, 2, 4, 1, 3, 5)
+        cropped = images[:, :, : rows * height, : columns * width]
+        pixels = cropped.unflatten(3, (columns, width)).unflatten(2, (rows, height)).permute(0, 2, 4, 1, 3, 5)
         return functional.linear(pixels.flatten(3).flatten(1, 2), self.proj.weight.flatten(1), self.proj.bias)
 
 
@@ -239,7 +239,7 @@ class Vim(nn.Module):
         self.layers = nn.ModuleList(Block(dim, implementation, scan) for _ in range(depth))
         self.norm_f = RmsNorm(dim, implementation)
         self.head = nn.Linear(dim, num_classes)
-        self._kept: _Kept | None = None
+        self._kept: _DerivedValues | None = None
         self._frozen: list[Weights] | None = None
         self._enrol()
         _initialise(self)
@@ -258,11 +258,11 @@ class Vim(nn.Module):
             hidden, residual = _layers_op["native"](tokens, given, self._number)
             return self._logits(hidden, residual, self.blocks()[-1].mixer.weights())
         weights = self._weights()
-        if (kept := self._kept) is not None and self._is_fused(tokens, kept) and kept.weights is weights:
-            return self.head(self._fused(tokens, kept)[:, 0])
-        if (kept := self._callable(tokens, weights)) is None:
+        if (derived := self._kept) is not None and self._is_fused(tokens, derived) and derived.weights is weights:
+            return self.head(self._fused(tokens, derived)[:, 0])
+        if (derived := self._callable(tokens, weights)) is None:
             return self._logits(*self._through(tokens, weights), weights[-1])
-        logits = self._called(tokens, kept, partial(self._logits, its=kept.weights[-1]))
+        logits = self._called(tokens, derived, partial(self._logits, its=derived.weights[-1]))
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     def _is_one_op(self, tokens: torch.Tensor) -> bool:
@@ -279,10 +279,10 @@ class Vim(nn.Module):
     def layered(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return hidden tokens and residual (B, L, dim) after all layers except the last, for compiled code."""
         weights = self._weights()
-        if (kept := self._callable(tokens, weights)) is None:
+        if (derived := self._callable(tokens, weights)) is None:
             hidden, residual = self._through(tokens, weights)
             return hidden.to(tokens.dtype), cast("torch.Tensor", residual)
-        copies = self._called(tokens, kept, lambda hidden, residual: (hidden.clone(), residual.clone()))
+        copies = self._called(tokens, derived, lambda hidden, residual: (hidden.clone(), residual.clone()))
         hiddens, residuals = zip(*copies, strict=True)
         return (hiddens[0], residuals[0]) if len(hiddens) == 1 else (torch.cat(hiddens), torch.cat(residuals))
 
@@ -291,18 +291,18 @@ class Vim(nn.Module):
         blocks = enumerate(self.blocks()[:-1])
         names = [f"model.layers.{i}.{name}" for i, block in blocks for name, _ in block.named_parameters()]
         values = dict(zip(names, parameters, strict=True))
-        return torch.func.functional_call(_Layered(self), values, (tokens,))
+        return torch.func.functional_call(_AllButLast(self), values, (tokens,))
 
     def _called(
-        self, tokens: torch.Tensor, kept: "_Kept", finish: Callable[[torch.Tensor, torch.Tensor], Result]
+        self, tokens: torch.Tensor, derived: "_DerivedValues", finish: Callable[[torch.Tensor, torch.Tensor], Result]
     ) -> list[Result]:
         """Return the result of `finish` on hidden tokens and residual after `Layers`, for each part of the batch."""
         results = []
         for part in tokens.tensor_split(-(-len(tokens) // max(1, _TOGETHER // tokens.shape[1]))):
             key = part.shape, threads()
-            layers = kept.layers.pop(key, None) or self._prepared(part, kept.weights)
+            layers = derived.layers.pop(key, None) or self._prepared(part, derived.weights)
             results.append(finish(*layers(part)))
-            kept.layers[key] = layers
+            derived.layers[key] = layers
         return results
 
     def _through(self, hidden: torch.Tensor, weights: list[Weights]) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -313,24 +313,24 @@ class Vim(nn.Module):
             hidden = block.mixer(normed, its)
         return hidden, residual
 
-    def _is_fused(self, tokens: torch.Tensor, kept: "_Kept") -> bool:
+    def _is_fused(self, tokens: torch.Tensor, derived: "_DerivedValues") -> bool:
         """Return whether each layer runs as four launches on a GPU: in half precision, with no hooks in between."""
         if not tokens.numel() or torch.compiler.is_compiling() or is_exported() or torch.is_autocast_enabled("cuda"):
             return False
-        plain = type(self.norm_f) is RmsNorm and not is_hooked(*kept.modules, self.norm_f)
-        return tokens.dtype == kept.fused_dtype and plain
+        plain = type(self.norm_f) is RmsNorm and not is_hooked(*derived.modules, self.norm_f)
+        return tokens.dtype == derived.fused_dtype and plain
 
-    def _fused(self, tokens: torch.Tensor, kept: "_Kept") -> torch.Tensor:
+    def _fused(self, tokens: torch.Tensor, derived: "_DerivedValues") -> torch.Tensor:
         """Return the normalised class token (B, 1, dim) after all layers; launches are prepared once per input size."""
         given = _Tokens(tokens.contiguous())
         if is_observed():
-            return self._through_fused(given, kept.weights)
+            return self._through_fused(given, derived.weights)
         key = tuple(plan.signature((*given, self.norm_f.weight)))
-        if (planned := kept.plans.get(key)) is None:
-            function = partial(self._through_fused, weights=kept.weights)
-            held = [*self.parameters(), *(each for its in kept.weights for each in _tensors(its))]
+        if (planned := derived.plans.get(key)) is None:
+            function = partial(self._through_fused, weights=derived.weights)
+            constants = [*self.parameters(), *(tensor for its in derived.weights for tensor in _tensors(its))]
             with torch.inference_mode(False), torch.no_grad():
-                planned = kept.plans[key] = plan.planned(function, given, held)
+                planned = derived.plans[key] = plan.planned(function, given, constants)
         return planned(given)
 
     def _through_fused(self, given: "_Tokens", weights: list[Weights]) -> torch.Tensor:
@@ -349,12 +349,12 @@ class Vim(nn.Module):
         normed, _ = self.norm_f(hidden, residual[:, self.class_index])
         return self.head(normed)
 
-    def _callable(self, tokens: torch.Tensor, weights: list[Weights]) -> "_Kept | None":
+    def _callable(self, tokens: torch.Tensor, weights: list[Weights]) -> "_DerivedValues | None":
         """Return the kept values if the layers' C kernels may be called directly, without ops, else None."""
-        kept = None if torch.compiler.is_compiling() or is_exported() else self._kept
-        if kept is None or kept.weights is not weights or kept.dtype != tokens.dtype or not tokens.numel():
+        derived = None if torch.compiler.is_compiling() or is_exported() else self._kept
+        if derived is None or derived.weights is not weights or derived.dtype != tokens.dtype or not tokens.numel():
             return None
-        return None if torch.is_autocast_enabled("cpu") or is_watched(*kept.modules) else kept
+        return None if torch.is_autocast_enabled("cpu") or is_watched(*derived.modules) else derived
 
     def _prepared(self, tokens: torch.Tensor, weights: list[Weights]) -> Layers:
         with torch.inference_mode(False), torch.no_grad():  # ordinary tensors: they may outlive inference mode
@@ -392,7 +392,7 @@ class Vim(nn.Module):
             return [block.mixer.weights() for block in blocks]
         return self._kept.weights
 
-    def _derived(self, blocks: list[Block]) -> "_Kept | None":
+    def _derived(self, blocks: list[Block]) -> "_DerivedValues | None":
         """Return the values derived from the current parameters, or None if changes could not be detected."""
         sources = [p for block in blocks for p in _parameters(block)]
         # inference tensors have no version, and parametrised or replaced layers hold their parameters elsewhere
@@ -400,14 +400,16 @@ class Vim(nn.Module):
             return None
         # ordinary tensors even in inference mode, which they may outlive
         with torch.inference_mode(False), torch.no_grad():
-            held = [p.detach() for p in sources]
+            detached = [p.detach() for p in sources]
             weights = [block.mixer.packed(block.mixer.weights()) for block in blocks]
             modules = tuple(self.layers.modules())
             products = tuple(layer for block in blocks for layer in (block.mixer.in_proj, block.mixer.out_proj))
-            members = [(owner, name, each) for module in modules for owner in (module._modules, module._parameters)
-                       for name, each in owner.items()]  # fmt: skip
-            dtypes = _callable_dtype(held, weights), self._fused_dtype(held)
-            return _Kept(members, sources, _versions(sources), held, weights, modules, products, *dtypes, {}, {})
+            members = [(owner, name, value) for module in modules for owner in (module._modules, module._parameters)
+                       for name, value in owner.items()]  # fmt: skip
+            dtypes = _callable_dtype(detached, weights), self._fused_dtype(detached)
+            return _DerivedValues(
+                members, sources, _versions(sources), detached, weights, modules, products, *dtypes, {}, {}
+            )
 
     def _fused_dtype(self, parameters: list[torch.Tensor]) -> torch.dtype | None:
         """Return the common dtype of all parameters if the kernels of `vim_layer` support it here, else None."""
@@ -423,7 +425,7 @@ class Vim(nn.Module):
         return torch.cat((before, self.cls_token.expand(images.shape[0], -1, -1), after), dim=1) + self.pos_embed
 
 
-class _Layered(nn.Module):
+class _AllButLast(nn.Module):
     """The layers of a model except the last, callable on their own."""
 
     def __init__(self, model: Vim) -> None:
@@ -438,31 +440,31 @@ class _Tokens(NamedTuple):
     tokens: torch.Tensor
 
 
-class _Given(NamedTuple):
+class _LayersInput(NamedTuple):
     tokens: torch.Tensor
     parameters: list[torch.Tensor]
     model: int
 
 
 @op("vim_layers")
-def _layers_op(given: _Given) -> tuple[torch.Tensor, torch.Tensor]:
+def _layers_op(given: _LayersInput) -> tuple[torch.Tensor, torch.Tensor]:
     new, shape = given.tokens.new_empty, given.tokens.shape
     return new(shape), new(shape, dtype=torch.float32)
 
 
 @_layers_op.computes("native")
-def _layered(given: _Given) -> tuple[torch.Tensor, torch.Tensor]:
+def _layered(given: _LayersInput) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the layers, with the model's kept values if compiled code passes its own parameters."""
     tokens, parameters, model = given
     network = _MODELS[model]
     own = [parameter for block in network.blocks()[:-1] for parameter in _parameters(block)]
     is_own = len(own) == len(parameters) and all(
-        one is other or one.data_ptr() == other.data_ptr() for one, other in zip(own, parameters, strict=True)
+        ours is theirs or ours.data_ptr() == theirs.data_ptr() for ours, theirs in zip(own, parameters, strict=True)
     )
     return network.layered(tokens) if is_own else network.given(tokens, parameters)
 
 
-class _Kept(NamedTuple):
+class _DerivedValues(NamedTuple):
     """Values derived from parameters, valid while these do not change."""
 
     # all modules and parameters of the layers, and where they are stored
@@ -482,14 +484,14 @@ class _Kept(NamedTuple):
 
     def is_current(self, blocks: list[Block]) -> bool:
         """Return whether the layers still have the same, unchanged parameters."""
-        same = len(blocks) == len(self.weights) and all(owner.get(name) is each for owner, name, each in self.members)
+        same = len(blocks) == len(self.weights) and all(owner.get(name) is value for owner, name, value in self.members)
         return same and _versions(self.sources) == self.versions
 
 
 def _tensors(weights: Weights) -> list[torch.Tensor]:
     """Return the tensors derived from parameters."""
     x_proj = cast("partial[torch.Tensor]", weights.x_proj).keywords["mat2"]
-    return [x_proj, *(each for each in weights if isinstance(each, torch.Tensor))]
+    return [x_proj, *(weight for weight in weights if isinstance(weight, torch.Tensor))]
 
 
 def _seen(both: torch.Tensor, index: int) -> torch.Tensor:

@@ -204,8 +204,8 @@ def _upgraded(module: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str,
 
     with contextlib.ExitStack() as hooks:
         try:
-            for each in module.modules():
-                hooks.enter_context(each.register_load_state_dict_pre_hook(take))
+            for submodule in module.modules():
+                hooks.enter_context(submodule.register_load_state_dict_pre_hook(take))
             module.load_state_dict(state, strict=False)
         except (KeyError, RuntimeError, ValueError):  # `owner` rejects the state: comparing the keys will say why
             return dict(state)

@@ -134,14 +134,14 @@ def child_environment(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) 
 
     Only what compilers made is shared, in a folder of the tests.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
     cache = tmp_path_factory.mktemp("cache")
     (cache / "benchd").mkdir()
-    for name, made in COMPILED.items():
-        made.mkdir(parents=True, exist_ok=True)
-        (cache / "benchd" / name).symlink_to(made)
+    for name, folder in COMPILED.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        (cache / "benchd" / name).symlink_to(folder)
     folders = {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CACHE_HOME": str(cache)}
-    return {**kept, **folders, lock.FOLDER_VARIABLE: os.environ[lock.FOLDER_VARIABLE]}
+    return {**inherited, **folders, lock.FOLDER_VARIABLE: os.environ[lock.FOLDER_VARIABLE]}
 
 
 @pytest.fixture

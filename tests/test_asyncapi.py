@@ -13,7 +13,7 @@ from benchd.daemon.delivery.commands import PARAMETERS, VERBS
 from benchd.daemon.delivery.topics import Topics
 
 KINDS = [messages.Status, messages.Info, messages.Health, messages.Telemetry, messages.Event, messages.Latest]
-KINDS += [messages.Deployed]
+KINDS += [messages.DeployedFolder]
 KINDS += [messages.Response, *PARAMETERS.values()]
 
 

@@ -12,7 +12,7 @@ from broker import program, running_broker
 from links import add, linked, progress
 from waiting import WAIT_S, wait_for
 
-from benchd.daemon.delivery.broker import Ended, parse_url
+from benchd.daemon.delivery.broker import ConnectionEnded, parse_url
 from benchd.daemon.delivery.connection import connect
 from benchd.daemon.delivery.topics import Topics
 
@@ -48,9 +48,9 @@ def reason(url, topic, body=b"{}"):
     """Return the broker's answer to a publication."""
     with closing(connect(parse_url(url), f"test-{time.monotonic_ns()}", time.monotonic() + WAIT_S)) as session:
         session.publish(topic, body, 1)
-        while not (found := session.take_acknowledged()):
+        while not (acknowledged := session.take_acknowledged()):
             session.turn(1.0)
-    return found[0][1].value
+    return acknowledged[0][1].value
 
 
 def test_a_device_does_its_work_and_a_collector_its_own(site, tmp_path):
@@ -73,7 +73,7 @@ def test_a_collector_cannot_speak_for_a_device_nor_a_stranger_enter(site):
     assert reason(site("collector"), TOPICS.result("r1")) == NOT_AUTHORISED
     stranger = site("d1").replace("d1:", "d3:")
     for url in (stranger, f"mqtt://{stranger.rpartition('@')[2]}"):
-        with pytest.raises(Ended, match="Not authorized"):
+        with pytest.raises(ConnectionEnded, match="Not authorized"):
             reason(url, TOPICS.of("status"))
 
 

@@ -77,14 +77,17 @@ def test_the_help_of_no_command_has_a_group_of_more_than_twelve_and_no_group_nam
 
 def test_no_summary_in_the_help_is_cut_and_no_usage_nests_brackets_before_dots():
     group = typer.main.get_command(cli._benchd)
-    printed = [group.get_help(click.Context(group)), *(one.get_usage(click.Context(one)) for _, one in commands())]
+    printed = [
+        group.get_help(click.Context(group)),
+        *(command.get_usage(click.Context(command)) for _, command in commands()),
+    ]
     assert [text for text in printed if re.search(r"\w\.\.\.|\]\]\.\.\.", text)] == []
 
 
 def test_the_help_of_no_command_shows_a_type_of_python():
-    shown = {line: command.get_help(click.Context(command, info_name=line)) for line, command in commands()}
+    texts = {line: command.get_help(click.Context(command, info_name=line)) for line, command in commands()}
     types = r"<\w.*>|\b(TEXT|INTEGER|FLOAT|BOOLEAN|list\[)"
-    assert {line: found for line, text in shown.items() if (found := re.findall(types, text))} == {}
+    assert {line: matches for line, text in texts.items() if (matches := re.findall(types, text))} == {}
 
 
 def test_the_sample_configuration_is_read_and_shows_every_key():
@@ -102,10 +105,10 @@ def test_every_model_variant_and_option_is_described():
     assert [name for name in MODELS if f"`{name}`" not in text] == []
     options = {option for model in MODELS.values() for option in model.options} - {"scan", "size"}
     assert [option for option in sorted(options) if f"`{option}`" not in text] == []
-    here = [
+    names = [
         v.name for v in all_variants() if plan.why_not(plan.Case(model="", variant=v), Machine("cpu", True)) is None
     ]
-    assert [name for name in here if f"`{name}`" not in text] == []
+    assert [name for name in names if f"`{name}`" not in text] == []
 
 
 def test_the_topic_is_the_one_in_the_code():

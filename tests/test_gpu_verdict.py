@@ -51,8 +51,8 @@ def table(*arguments, folder):
     done = subprocess.run(command, cwd=folder, env=environment, check=False, capture_output=True, text=True)
     assert "= verdict =" in done.stdout, done.stdout + done.stderr
     assert "duration: " in done.stdout
-    told = re.split(r"=+ verdict =+\n", done.stdout)[1].splitlines()[:-1]  # behind it, pytest's own last line
-    rows = (re.fullmatch(r"(\S+) +(right|wrong|not tested) +(.+)", line) for line in told)
+    lines = re.split(r"=+ verdict =+\n", done.stdout)[1].splitlines()[:-1]  # behind it, pytest's own last line
+    rows = (re.fullmatch(r"(\S+) +(right|wrong|not tested) +(.+)", line) for line in lines)
     return {row[1]: (row[2], row[3]) for row in rows}
 
 
@@ -61,14 +61,14 @@ def test_each_area_is_right_wrong_or_not_tested_and_says_why(tmp_path, parallel)
     (tmp_path / "test_areas.py").write_text(TESTS)
     (tmp_path / "test_unreadable.py").write_text("import nothing_of_this_name")
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  gpu\n  area\n")
-    found = table("-p", "gpu_verdict", "--continue-on-collection-errors", *parallel, folder=tmp_path)
-    assert list(found) == [*gpu_verdict.AREAS, "test_unreadable.py"]
-    assert found["test_unreadable.py"] == ("wrong", "it cannot be collected")
-    assert found["models"] == ("right", "1 tests; 1 not tested because it needs two GPUs")
-    assert found["graphs"] == ("wrong", "test_areas.py::test_wrong[1] and 1 more")
-    assert found["energy"] == ("wrong", "test_areas.py::test_of_a_broken_fixture")
-    assert found["nvml"] == ("not tested", "because no driver")
-    assert found["kernels"] == ("not tested", "because no test of it was chosen")
+    by_area = table("-p", "gpu_verdict", "--continue-on-collection-errors", *parallel, folder=tmp_path)
+    assert list(by_area) == [*gpu_verdict.AREAS, "test_unreadable.py"]
+    assert by_area["test_unreadable.py"] == ("wrong", "it cannot be collected")
+    assert by_area["models"] == ("right", "1 tests; 1 not tested because it needs two GPUs")
+    assert by_area["graphs"] == ("wrong", "test_areas.py::test_wrong[1] and 1 more")
+    assert by_area["energy"] == ("wrong", "test_areas.py::test_of_a_broken_fixture")
+    assert by_area["nvml"] == ("not tested", "because no driver")
+    assert by_area["kernels"] == ("not tested", "because no test of it was chosen")
 
 
 def test_on_a_gpu_libraries_may_warn_and_our_own_use_of_old_names_fails(pytestconfig, monkeypatch):
@@ -76,11 +76,11 @@ def test_on_a_gpu_libraries_may_warn_and_our_own_use_of_old_names_fails(pytestco
     ours = pytestconfig.pluginmanager.get_plugin(str(ROOT / "tests/conftest.py"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     ours.pytest_configure(SimpleNamespace(addinivalue_line=lambda _, line: lines.append(line)))
-    with warnings.catch_warnings(record=True) as shown:
+    with warnings.catch_warnings(record=True) as caught:
         for line in ["error", *lines]:
             warnings.filterwarnings(*parse_warning_filter(line, escape=False))
         for category, module in ((UserWarning, "benchd.kernels.lif"), (DeprecationWarning, "tensorrt")):
             warnings.warn_explicit("it is old", category, "file.py", 1, module=module)
-        assert len(shown) == 2
+        assert len(caught) == 2
         with pytest.raises(DeprecationWarning):
             warnings.warn_explicit("it is old", DeprecationWarning, "file.py", 1, module="benchd.kernels.lif")

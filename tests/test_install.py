@@ -117,8 +117,8 @@ DASHBOARD = "etc/systemd/system/benchd-dashboard.service"
 
 
 def dashboard_alone(site, wheels):
-    said = site.install("--wheels", wheels, "--dashboard", "--mqtt", "mqtt://a%40b@h")
-    assert "enable --now benchd-dashboard\n" in said
+    output = site.install("--wheels", wheels, "--dashboard", "--mqtt", "mqtt://a%40b@h")
+    assert "enable --now benchd-dashboard\n" in output
     files = site.files()
     assert files[f"{DASHBOARD}.d/broker.conf"] == '[Service]\nEnvironment="MQTT_URL=mqtt://a%%40b@h"\n'
     assert "mqtt_password" in files["etc/tmpfiles.d/benchd.conf"]
@@ -149,17 +149,17 @@ def service_beside_the_dashboard(site, wheels):
 def service_installed(site, wheels, start):
     (site.root / "etc/benchd").mkdir(parents=True, exist_ok=True)
     (site.root / "etc/benchd/requirements.txt").write_text("scikit-learn\n")
-    said = site.install("--wheels", wheels, "--service", "--mqtt", "mqtt://broker.local:1884", *LAB_1)
-    assert "yes  torch" in said
-    assert start in said
+    output = site.install("--wheels", wheels, "--service", "--mqtt", "mqtt://broker.local:1884", *LAB_1)
+    assert "yes  torch" in output
+    assert start in output
     assert installed(site, "scikit_learn")
     settings = config.read(site.root / "etc/benchd/benchd.toml")
     assert settings.mqtt.url == "mqtt://broker.local:1884"
     assert (settings.device.id, settings.device.name) == ("lab-1", "Lab 1")
     unit = site.files()["etc/systemd/system/benchd.service"]
     command = site.root / re.search(r"^ExecStart=/(\S+)", unit, re.MULTILINE)[1]
-    shown = subprocess.run([command, "list"], capture_output=True, text=True, check=True, env=site.environment)
-    assert "vim_tiny" in shown.stdout
+    done = subprocess.run([command, "list"], capture_output=True, text=True, check=True, env=site.environment)
+    assert "vim_tiny" in done.stdout
     return site.points_to("current")
 
 
@@ -185,18 +185,18 @@ def the_dashboard_s_broker_is_its_own(site, wheels):
 def installed_again_and_only_what_differs_changes(site, wheels):
     before = site.files()
     (site.root / "etc/systemd/system/benchd.service").write_text("the site's own")
-    said = site.install("--wheels", wheels)
-    assert "already installed" in said
-    assert "/etc/systemd/system/benchd.service.old" in said
+    output = site.install("--wheels", wheels)
+    assert "already installed" in output
+    assert "/etc/systemd/system/benchd.service.old" in output
     assert site.files() == before | {"etc/systemd/system/benchd.service.old": "the site's own"}
 
 
 def interrupted_or_broken_and_the_first_stays(site, update, first):
     before = site.files()
     left = left_by_a_killed_install(site, update)
-    said = site.install("--wheels", update, "--device-name", "Lab 2", code=1)
-    assert "libcudart.so.13" in said
-    assert f"{first} stays" in said
+    output = site.install("--wheels", update, "--device-name", "Lab 2", code=1)
+    assert "libcudart.so.13" in output
+    assert f"{first} stays" in output
     assert (site.points_to("current"), site.files()) == (first, before)
     (second,) = {path.name for path in site.home.iterdir() if path.is_dir() and not path.is_symlink()} - {first}
     assert (left.parent.name, left.exists()) == (second, False)
@@ -238,10 +238,10 @@ def uninstalled(site):
     override.parent.mkdir()
     override.write_text("[Service]\n")
     assert "Kept: /etc/benchd," in site.install("--uninstall")
-    kept = {f"etc/benchd/benchd.toml{end}" for end in ("", ".old")}
-    kept |= {"etc/benchd/requirements.txt"}
-    kept |= {f"etc/systemd/system/{name}" for name in ("benchd.service.old", "benchd.service.d/override.conf")}
-    assert site.files().keys() == kept
+    files = {f"etc/benchd/benchd.toml{end}" for end in ("", ".old")}
+    files |= {"etc/benchd/requirements.txt"}
+    files |= {f"etc/systemd/system/{name}" for name in ("benchd.service.old", "benchd.service.d/override.conf")}
+    assert site.files().keys() == files
     assert not site.home.exists()
 
 
@@ -302,9 +302,9 @@ def test_a_kernel_without_the_module_does_not_keep_the_service_from_starting(sit
     conf.write_text("nvidia-uvm\n")
     modprobe.write_text("#!/bin/sh\necho modprobe: FATAL: Module $1 not found. >&2; exit 1\n")
     modprobe.chmod(0o755)
-    said = phase(site, "load_module; echo went on", PATH=f"{modprobe.parent}:{os.environ['PATH']}")
-    assert "nvidia-uvm does not load" in said
-    assert said.endswith("went on\n")
+    output = phase(site, "load_module; echo went on", PATH=f"{modprobe.parent}:{os.environ['PATH']}")
+    assert "nvidia-uvm does not load" in output
+    assert output.endswith("went on\n")
 
 
 def tool(folder, name, script):
@@ -323,11 +323,11 @@ def test_a_version_s_name_tells_platform_python_and_own_packages_apart(site, tmp
         code = f"{given} platform={platform} python={python}; find_parts; name_version; echo $version"
         return phase(site, code).strip()
 
-    found = [name("cpu"), name("gpu"), name("cpu", tmp_path / "python")]
-    assert name("cpu") == found[0]
+    names = [name("cpu"), name("gpu"), name("cpu", tmp_path / "python")]
+    assert name("cpu") == names[0]
     (site.root / "etc/benchd").mkdir(parents=True)
     (site.root / "etc/benchd/requirements.txt").write_text("mine\n")
-    assert len({*found, name("cpu")}) == 4
+    assert len({*names, name("cpu")}) == 4
 
 
 @pytest.mark.parametrize(
@@ -337,8 +337,8 @@ def test_a_version_s_name_tells_platform_python_and_own_packages_apart(site, tmp
 def test_a_version_is_used_again_only_if_it_works_and_lacks_nothing(site, platform, index, end, whole):
     tool(site.home / "1-a/bin", "python", f"exit {end}")
     (site.home / "1-a/.complete").touch()
-    said = phase(site, f"version=1-a platform={platform}; is_whole || echo no", JETSON_INDEX=index)
-    assert (said == "") == whole
+    output = phase(site, f"version=1-a platform={platform}; is_whole || echo no", JETSON_INDEX=index)
+    assert (output == "") == whole
 
 
 def test_the_folder_that_the_service_runs_from_is_never_built_again(site, tmp_path):
@@ -427,9 +427,9 @@ def test_a_rollback_to_a_version_that_does_not_run_any_more_stops_nothing(site, 
     unit = site.root / "etc/systemd/system/benchd.service"
     unit.parent.mkdir(parents=True)
     unit.touch()
-    said = tmp_path / "said"
-    assert asked_of_systemd(site, tmp_path, f"systemctl begin; (do_rollback) 2>{said} || true") == ["begin"]
-    assert "0-old no longer runs (see above). 1-new stays in use\n" in said.read_text()
+    error_file = tmp_path / "said"
+    assert asked_of_systemd(site, tmp_path, f"systemctl begin; (do_rollback) 2>{error_file} || true") == ["begin"]
+    assert "0-old no longer runs (see above). 1-new stays in use\n" in error_file.read_text()
     assert site.points_to("current") == "1-new"
 
 
@@ -450,28 +450,28 @@ def test_an_uninstall_ends_a_timer_and_what_it_started(site, tmp_path):
     for name in ("benchd.service", "bench-once@.timer"):
         (site.root / "etc/systemd/system").mkdir(parents=True, exist_ok=True)
         (site.root / "etc/systemd/system" / name).touch()
-    asked = asked_of_systemd(site, tmp_path, "do_uninstall")
-    assert [line for line in asked if line.startswith("stop ")] == ["stop benchd.service", "stop bench-once@*"]
+    calls = asked_of_systemd(site, tmp_path, "do_uninstall")
+    assert [line for line in calls if line.startswith("stop ")] == ["stop benchd.service", "stop bench-once@*"]
 
 
 @pytest.mark.parametrize(("lasts", "end"), [(3, "does not start"), (99, "runs; systemctl")])
 def test_a_dashboard_that_ends_after_its_start_is_no_success(site, tmp_path, lasts, end):
-    programs, asked = tmp_path / "bin", tmp_path / "asked"
-    tool(programs, "systemctl", f'[ $1 != is-active ] || {{ echo >>{asked}; [ "$(wc -l <{asked})" -lt {lasts} ]; }}')
+    programs, calls = tmp_path / "bin", tmp_path / "asked"
+    tool(programs, "systemctl", f'[ $1 != is-active ] || {{ echo >>{calls}; [ "$(wc -l <{calls})" -lt {lasts} ]; }}')
     tool(programs, "journalctl", "echo written by a newer benchd")
     tool(programs, "sleep", "")
     code = "(changed=yes; start_unit benchd-dashboard) 2>&1 || true"
-    said = phase(site, code, PATH=f"{programs}:{os.environ['PATH']}")
-    assert f"benchd-dashboard {end}" in said
-    assert ("written by a newer benchd" in said) == (end == "does not start")
+    output = phase(site, code, PATH=f"{programs}:{os.environ['PATH']}")
+    assert f"benchd-dashboard {end}" in output
+    assert ("written by a newer benchd" in output) == (end == "does not start")
 
 
 @pytest.mark.slow
 @NEEDS_A_BARE_PYTHON
 def test_a_board_without_torch_stops_with_cause_and_cure(board, without_torch):
-    said = board.install("--wheels", without_torch, code=1)
-    assert f"{without_torch} has no torch torchvision" in said
-    assert "sudo JETSON_INDEX=URL" in said
+    output = board.install("--wheels", without_torch, code=1)
+    assert f"{without_torch} has no torch torchvision" in output
+    assert "sudo JETSON_INDEX=URL" in output
     assert not (board.home / "current").exists()
 
 
@@ -481,8 +481,8 @@ def test_a_board_whose_index_is_down_is_told_so(board, without_torch):
     """Without --wheels, so ours is built from this checkout, which stays as it is."""
     index, before = "http://127.0.0.1:1/", set(ROOT.iterdir())
     offline = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": index, "PIP_FIND_LINKS": str(without_torch)}
-    said = board.install(code=1, JETSON_INDEX=index, **offline)
-    assert f"{index} has no torch torchvision" in said
+    output = board.install(code=1, JETSON_INDEX=index, **offline)
+    assert f"{index} has no torch torchvision" in output
     assert set(ROOT.iterdir()) == before
 
 
@@ -499,9 +499,9 @@ def test_a_board_with_its_own_torch_gets_the_board_s_drop_ins(board, tmp_path, o
     wheels_made.stub(wheels, "required-by-torch", "1.0", {"required_by_torch.py": ""})
     for triton in wheels.glob("triton*"):
         triton.unlink()
-    said = board.install("--wheels", wheels, PIP_CONFIG_FILE=os.devnull, PIP_FIND_LINKS="")  # torch from nowhere else
-    assert f"{wheels} has no triton for this board" in said
-    assert "yes  cuda         12.6 on Orin" in said
+    output = board.install("--wheels", wheels, PIP_CONFIG_FILE=os.devnull, PIP_FIND_LINKS="")  # torch from nowhere else
+    assert f"{wheels} has no triton for this board" in output
+    assert "yes  cuda         12.6 on Orin" in output
     for unit in ("benchd.service", "bench-once@.service"):
         drop_ins = {path.name for path in (board.root / f"etc/systemd/system/{unit}.d").iterdir()}
         assert {"jetson.conf", "jtop.conf"} <= drop_ins
@@ -543,8 +543,8 @@ def test_a_password_in_a_configuration_that_all_may_read_is_refused(site, mode):
     toml.write_text("[mqtt]\nurl = 'mqtts://me:secret@broker'\n")
     toml.chmod(mode)
     code = f"(draft={toml}; check_password) 2>&1 || true"
-    said = phase(site, code)
-    assert ("/etc/benchd/mqtt_password" in said, "secret" in said) == (mode == 0o644, False)
+    output = phase(site, code)
+    assert ("/etc/benchd/mqtt_password" in output, "secret" in output) == (mode == 0o644, False)
 
 
 @pytest.mark.parametrize(

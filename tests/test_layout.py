@@ -159,8 +159,8 @@ def test_no_verb_loads_torch(tmp_path, child_environment):
     look = "import sys; from benchd.daemon import cli; [cli.command(verb) for verb in ('once', *cli.VERBS)]"
     look += "; print('torch' in sys.modules)"
     command = [sys.executable, "-c", look]
-    shown = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path, env=child_environment)
-    assert shown.stdout.strip() == "False"
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path, env=child_environment)
+    assert done.stdout.strip() == "False"
 
 
 def test_a_measured_process_imports_nothing_that_takes_a_second():
@@ -172,7 +172,7 @@ def test_a_measured_process_imports_nothing_that_takes_a_second():
 @cache
 def room(name: str) -> str:
     """Return the room of a module: the deepest of RANKS that it lies in."""
-    return max((one for one in RANKS if f"{name}.".startswith(f"{one}.")), key=len)
+    return max((prefix for prefix in RANKS if f"{name}.".startswith(f"{prefix}.")), key=len)
 
 
 @cache
@@ -235,9 +235,9 @@ def test_top_level_entries():
 
 def test_no_file_names_a_place_of_one_machine():
     place = re.compile(r"(?<![\w.:/}])/(?:home|root|Users|work)/\w+")
-    found = [
+    places = [
         f"{path.relative_to(ROOT)}: {match.group()}"
         for path in repository_files()
         for match in place.finditer(path.read_bytes().decode("utf-8", "ignore"))
     ]
-    assert not found
+    assert not places

@@ -51,11 +51,11 @@ def script(path, text):
 
 
 def test_help_names_every_target(make):
-    shown = make("help").stdout
+    output = make("help").stdout
     makefile = (ROOT / "Makefile").read_text()
     targets = re.search(r"^\.PHONY: (.+)$", makefile, re.MULTILINE).group(1).split()
     for target in set(targets) - {"programs"}:
-        assert f"\n{target} " in f"\n{shown}"
+        assert f"\n{target} " in f"\n{output}"
 
 
 def test_a_finished_install_is_not_done_again(make, tmp_path):
@@ -94,12 +94,12 @@ def test_a_python_without_venv_is_named(make, tmp_path):
 
 
 def test_a_folder_that_is_no_environment_is_left_alone(make, tmp_path):
-    kept = tmp_path / "venv" / "letter.txt"
-    kept.parent.mkdir()
-    kept.write_text("mine")
+    letter = tmp_path / "venv" / "letter.txt"
+    letter.parent.mkdir()
+    letter.write_text("mine")
     ended = make("once", "PLATFORM=cpu")
     assert "is not a virtual environment" in ended.stderr
-    assert kept.read_text() == "mine"
+    assert letter.read_text() == "mine"
 
 
 def base_python_has_torch():

@@ -9,8 +9,8 @@ import typer
 from benchd.daemon.commands.command import Application
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         sys.stdout.write(f"benchd {version('benchd')}\n")
         raise typer.Exit
 

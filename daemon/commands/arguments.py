@@ -123,7 +123,7 @@ def whole_numbers(option: str, text: str | None) -> list[int]:
     """Return the whole numbers between the commas; raise UsageError with the option's name."""
     texts = names(option, text)
     try:
-        return [int(one) for one in texts]
+        return [int(part) for part in texts]
     except ValueError:
         raise UsageError(f"{option} {','.join(texts)}: expected whole numbers separated by commas") from None
 

@@ -33,9 +33,9 @@ def set_(
     runs: Annotated[list[Path], typer.Argument(help="Result files or folders from bench-once.")],
 ) -> None:
     """Store these runs as the baseline of this machine."""
-    kept = baseline.chosen(runs)
-    baseline.store(kept)
-    print_baseline(sys.stdout, kept, _stored(), _budget(kept, None))
+    records = baseline.chosen(runs)
+    baseline.store(records)
+    print_baseline(sys.stdout, records, _stored(), _budget(records, None))
 
 
 @app.command(epilog="Example: benchd baseline show --config /etc/benchd/benchd.toml")
@@ -48,24 +48,24 @@ def show(
     """Print the baseline: its cases and the slowdown that raises an alarm or, with --json, its records."""
     settings = configuration.read(config) if config else None
     runs = settings.baseline.runs if settings else []
-    kept = baseline.pinned(runs)
+    records = baseline.pinned(runs)
     if json:
-        sys.stdout.writelines(f"{msgspec.json.encode(record).decode()}\n" for record in kept)
+        sys.stdout.writelines(f"{msgspec.json.encode(record).decode()}\n" for record in records)
     else:
         place = f"read from {', '.join(runs)}" if runs else _stored()
-        print_baseline(sys.stdout, kept, place, _budget(kept, settings))
+        print_baseline(sys.stdout, records, place, _budget(records, settings))
 
 
 def _stored() -> str:
     return f"stored in {baseline.path()}"
 
 
-def _budget(kept: Sequence[Record], settings: Config | None) -> Budget:
+def _budget(records: Sequence[Record], settings: Config | None) -> Budget:
     """Return the service's budget or, without its configuration, the default one, as if each case ran once a day."""
     if settings:
         results = Agenda(settings, plan.inspect("auto"), Facts()).results_per_month(time.time())
         return Budget(settings.baseline.false_alarms_per_month, results)
-    results = dict.fromkeys((record.case_id for record in kept), DAILY)
+    results = dict.fromkeys((record.case_id for record in records), DAILY)
     return Budget(Config().baseline.false_alarms_per_month, results)
 
 

@@ -11,7 +11,7 @@ import typer
 
 from benchd.daemon import config as configuration
 from benchd.daemon.commands import application, arguments, options
-from benchd.daemon.commands.options import Chosen
+from benchd.daemon.commands.options import OfferedField
 from benchd.daemon.config import Config
 from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import EXIT_CODES, UsageError
@@ -31,7 +31,7 @@ app = application()
 
 
 @app.command(epilog="Example: benchd compare before after; benchd compare --live vim_tiny,eager vim_tiny,custom")
-@options.of_suite("inputs", "samples", Chosen("threads", "With --live: CPU threads of the model.", single=True))
+@options.of_suite("inputs", "samples", OfferedField("threads", "With --live: CPU threads of the model.", single=True))
 def compare(
     given: dict[str, Any],
     sides: Annotated[
@@ -88,7 +88,7 @@ def compare(
     for option, value in (measuring | {"--config": config}).items():
         if value is not None and not (live or aa):
             raise UsageError(f"{option} is for --live or --aa: two result files are compared as they are")
-    sources = [*(one.rpartition(":")[0] for one in module or []), *(nir or [])]
+    sources = [*(spec.rpartition(":")[0] for spec in module or []), *(nir or [])]
     read = [*map(Path, [*(sides or []), *sources]), *([config] if config else [])]
     journals = [path / results.JOURNAL for path in [*read, *([output] if live or aa else [])]]
     _refuse_overwriting({"--junit": junit, "--markdown": markdown}, [*read, *journals])
@@ -123,7 +123,7 @@ def compare(
     texts = {junit: shown.junit(comparisons, fails), markdown: shown.markdown(comparisons)}
     unwritten = [_unwritten(path, text) for path, text in texts.items() if path]
     code = code or exit_code(comparisons, fails)
-    if code == 0 and {one.verdict.answer for one in comparisons} <= {"inconclusive"}:
+    if code == 0 and {comparison.verdict.answer for comparison in comparisons} <= {"inconclusive"}:
         sys.stderr.write(
             "nothing was decided: every comparison is inconclusive (--fail-on inconclusive makes it fail)\n"
         )
@@ -142,13 +142,13 @@ def _unwritten(path: Path, text: str) -> int:
 
 def _refuse_overwriting(written: Mapping[str, Path | None], read: Sequence[Path]) -> None:
     """Raise UsageError for an output file that is also an input, or that is written twice; devices are exempt."""
-    taken = {path.resolve(): "what is compared" for path in read}
+    roles = {path.resolve(): "what is compared" for path in read}
     for option, path in written.items():
         if path is None or (path.exists() and not path.is_file()):
             continue
-        if other := taken.get(path.resolve()):
+        if other := roles.get(path.resolve()):
             raise UsageError(f"{option} {path}: the same file as {other}; choose a different one")
-        taken[path.resolve()] = option
+        roles[path.resolve()] = option
 
 
 def _empty(path: Path) -> None:
@@ -172,10 +172,12 @@ def _requests(request: Request, chosen: Sequence[Sequence[str]]) -> list[Request
         raise UsageError("--live takes two cases, or one case and two --python, --module or --nir")
     if not request.modules and not all(cases):
         raise UsageError("--live with --variants and --batch-sizes alone: name the model too, as in vim_tiny")
-    made = list(product(*(words or [""] for words in chosen)))
+    combinations = list(product(*(words or [""] for words in chosen)))
     return [
-        replace(request, cases=[",".join(filter(None, (case, *words))) for case in cases], comparisons=len(made))
-        for words in made
+        replace(
+            request, cases=[",".join(filter(None, (case, *words))) for case in cases], comparisons=len(combinations)
+        )
+        for words in combinations
     ]
 
 
@@ -193,8 +195,8 @@ def measured(
     with Session(settings, machine, folder, sinks, start=start) as session:
         try:
             for request, of_it in zip(requests, planned, strict=True):
-                made, code = paired.compare(request, of_it, session, sys.stderr)
-                comparisons.append(made)
+                comparison, code = paired.compare(request, of_it, session, sys.stderr)
+                comparisons.append(comparison)
                 codes.append(code)
                 if session.interrupted:
                     break
@@ -211,10 +213,10 @@ def of_files(paths: Sequence[Path], min_effect: float, chosen: Sequence[Sequence
     """
     if len(paths) != 2:
         raise UsageError(f"compare takes two result files, not {len(paths)}; use --live to compare cases")
-    first, second = ([one for one in results.read(path) if _is_chosen(one, *chosen)] for path in paths)
+    first, second = ([result for result in results.read(path) if _is_chosen(result, *chosen)] for path in paths)
     comparisons = verdicts.compare(first, second, min_effect)
     if any(record.status == "ok" for record in (*first, *second)):
-        return comparisons, int(any(one.broken_off for one in comparisons))
+        return comparisons, int(any(comparison.broken_off for comparison in comparisons))
     which = "succeeded" if first or second else "matches these variants and batch sizes"
     sys.stderr.write(f"nothing was compared: no record in {paths[0]} or {paths[1]} {which}\n")
     return comparisons, 6

@@ -18,7 +18,7 @@ from benchd.daemon.machine.quiet import FOREIGN_CPUS, ForeignUse, cpu_count
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.capabilities import Capability, examine, service
 from benchd.daemon.records import Variant, usable_variants
-from benchd.daemon.sampling.sources import SAMPLERS, Metered, load
+from benchd.daemon.sampling.sources import SAMPLERS, PowerMeter, load
 
 NAME_WIDTH = len("onnxruntime")  # longest name, apart from devices
 
@@ -79,17 +79,17 @@ def _devices(root: Path) -> Iterator[Capability]:
 def _print(findings: Iterable[Capability], out: TextIO, as_json: bool) -> list[Capability]:
     """Print the findings, each line as soon as it is known; return them."""
     if as_json:
-        made = list(findings)
-        out.write(msgspec.json.format(msgspec.json.encode(made)).decode() + "\n")
-        return made
-    made = []
+        printed = list(findings)
+        out.write(msgspec.json.format(msgspec.json.encode(printed)).decode() + "\n")
+        return printed
+    printed = []
     for finding in findings:
-        made.append(finding)
+        printed.append(finding)
         remedy = f": {finding.remedy}" if finding.remedy else ""
         usable = "yes" if finding.usable else "no "
         out.write(_wrapped(f"{usable}  {finding.name:{NAME_WIDTH}}  {finding.detail}{remedy}", NAME_WIDTH + 7, out))
         out.flush()
-    return made
+    return printed
 
 
 def _wrapped(line: str, indent: int, out: TextIO) -> str:
@@ -105,8 +105,10 @@ def _summary(usable: Mapping[str, bool], out: TextIO) -> str:
         missing = {str(error): usable_variants()}
     absent = {name for names in missing.values() for name in names}
     can = _backends(name for name in usable_variants() if name not in absent)
-    cannot = {reason: [one for one in _backends(names) if one not in can] for reason, names in missing.items()}
-    meters = [name for name in usable if name in SAMPLERS and isinstance(load(name), Metered)]
+    cannot = {
+        reason: [backend for backend in _backends(names) if backend not in can] for reason, names in missing.items()
+    }
+    meters = [name for name in usable if name in SAMPLERS and isinstance(load(name), PowerMeter)]
     if by := [name for name in meters if usable[name]]:
         can.append(f"energy by {', '.join(by)}")
     else:

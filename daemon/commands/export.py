@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from benchd.daemon.commands import application, arguments, options
-from benchd.daemon.commands.options import Chosen
+from benchd.daemon.commands.options import OfferedField
 from benchd.daemon.errors import UsageError, require_measure, unknown
 from benchd.daemon.machine import folders, interpreter
 from benchd.daemon.measuring import plan
@@ -34,8 +34,16 @@ app = application()
 
 @app.command(epilog="Example: benchd export vim_tiny --precision fp32,fp16 --batch-sizes 1,dynamic --output artifacts")
 @options.of_suite(
-    *("calibration", "module", "nir", Chosen("onnx", "Your own ONNX file, for int8."), "inputs", "options", "weights"),
-    Chosen("seed", "Seed of random weights (default 0)."),
+    *(
+        "calibration",
+        "module",
+        "nir",
+        OfferedField("onnx", "Your own ONNX file, for int8."),
+        "inputs",
+        "options",
+        "weights",
+    ),
+    OfferedField("seed", "Seed of random weights (default 0)."),
 )
 def export(
     given: dict[str, Any],
@@ -108,9 +116,9 @@ def run(request: ExportRequest, out: TextIO, as_json: bool) -> int:
         stdout=subprocess.PIPE,
         check=False,
     )
-    made = msgspec.json.decode(child.stdout or b"[]", type=list[Artifact], dec_hook=lambda kind, text: kind(text))
-    show(made, out, as_json)
-    if made and not as_json:
+    artifacts = msgspec.json.decode(child.stdout or b"[]", type=list[Artifact], dec_hook=lambda kind, text: kind(text))
+    show(artifacts, out, as_json)
+    if artifacts and not as_json:
         out.write(f"in {request.out or request.folder}\n")
     if child.returncode < 0:
         sys.stderr.write(f"error: the export child was killed by signal {-child.returncode}\n")
@@ -152,11 +160,13 @@ def _refuse_own(request: ExportRequest) -> None:
 def list_store(out: TextIO, as_json: bool) -> None:
     """Print the contents of this machine's store."""
     with ArtifactStore(folders.artifacts()) as store:
-        held = list(store.list())
-    show(held, out, as_json)
+        artifacts = list(store.list())
+    show(artifacts, out, as_json)
     if not as_json:
-        total = sum(artifact.metadata.bytes for artifact in held)
-        out.write(f"{len(held)} file{'s' * (len(held) != 1)}, {total / 1e6:.1f} MB in {folders.artifacts()}\n")
+        total = sum(artifact.metadata.bytes for artifact in artifacts)
+        out.write(
+            f"{len(artifacts)} file{'s' * (len(artifacts) != 1)}, {total / 1e6:.1f} MB in {folders.artifacts()}\n"
+        )
 
 
 def prune_store(limit_bytes: int, out: TextIO) -> None:
@@ -180,7 +190,9 @@ def show(artifacts: Sequence[Artifact], out: TextIO, as_json: bool) -> None:
         rows = list(map(_row, artifacts))
         if any(artifact.metadata.measured.get("quantised") for artifact in artifacts):
             columns.append("int8")
-            rows = [[*row, _quantised(one.metadata.measured)] for row, one in zip(rows, artifacts, strict=True)]
+            rows = [
+                [*row, _quantised(exported.metadata.measured)] for row, exported in zip(rows, artifacts, strict=True)
+            ]
         print_rows(console_on(out), columns, rows)
 
 

@@ -31,9 +31,9 @@ def noise_floor_(
         sys.stdout.write(f"A/A comparisons deleted: {noise_floor.clear()}\n")
         return
     every = noise_floor.every()
-    if case and case not in {one.case_id for one in every}:
+    if case and case not in {device_floor.case_id for device_floor in every}:
         case = _stored_as(case)
-    floors = [one for one in every if case in (None, one.case_id)]
+    floors = [device_floor for device_floor in every if case in (None, device_floor.case_id)]
     if case and not floors:
         raise UsageError(f"no A/A comparison of {case} is stored; run benchd compare --aa {case}")
     if clear:

@@ -17,7 +17,7 @@ from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.machine.ticker import show
 from benchd.daemon.measuring import plan
-from benchd.daemon.measuring.plan import Planned
+from benchd.daemon.measuring.plan import PlannedCase
 from benchd.daemon.measuring.session import Session, made_output
 from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.records import Record
@@ -161,7 +161,7 @@ def _suites(settings: Config, given: dict[str, object]) -> list[Suite]:
 
 
 def exit_code(
-    planned: Sequence[Planned],
+    planned: Sequence[PlannedCase],
     records: Sequence[Record],
     interrupted: bool,
     fail_on: Sequence[str] = ("slower", "check"),

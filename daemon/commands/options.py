@@ -32,7 +32,7 @@ HOLDS: dict[Any, Holds] = {list: "list", dict: "dict"}
 
 
 @dataclass(frozen=True)
-class Chosen:
+class OfferedField:
     """A field that a command offers, with its own help if given, and limited to one value if `single`."""
 
     name: str
@@ -115,29 +115,33 @@ def _bounds(hint: Any) -> msgspec.Meta | None:
     return next(known, None) or next(filter(None, map(_bounds, get_args(hint))), None)
 
 
-def of_suite(*chosen: Chosen | str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def of_suite(*chosen: OfferedField | str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command options for these fields, whose values it receives in its parameter `given`, if set."""
-    asked = {one.name: one for one in (Chosen(each) if isinstance(each, str) else each for each in chosen)}
+    offered = {
+        field.name: field for field in (OfferedField(entry) if isinstance(entry, str) else entry for entry in chosen)
+    }
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def run(**values: Any) -> None:
-            texts = {name: values.pop(name, None) for name in asked}
-            return command(given=_given(texts, asked), **values)
+            texts = {name: values.pop(name, None) for name in offered}
+            return command(given=_given(texts, offered), **values)
 
         own = inspect.signature(command).parameters.values()
-        ours = [_parameter(one) for one in asked.values()]
+        ours = [_parameter(field) for field in offered.values()]
         parameters = [
-            each.replace(kind=each.KEYWORD_ONLY) for one in own for each in (ours if one.name == "given" else [one])
+            parameter.replace(kind=parameter.KEYWORD_ONLY)
+            for own_parameter in own
+            for parameter in (ours if own_parameter.name == "given" else [own_parameter])
         ]
         run.__doc__, run.__name__ = command.__doc__, command.__name__
-        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         setattr(run, "__signature__", inspect.Signature(parameters))  # noqa: B010 - of no attribute that mypy knows
         return run
 
     return decorate
 
 
-def _parameter(chosen: Chosen) -> inspect.Parameter:
+def _parameter(chosen: OfferedField) -> inspect.Parameter:
     field = fields()[chosen.name]
     metavar, bounds = field.option.metavar, msgspec.Meta()
     kind: Any = str | None
@@ -164,10 +168,10 @@ def _parameter(chosen: Chosen) -> inspect.Parameter:
     )
 
 
-def _given(texts: Mapping[str, Any], asked: Mapping[str, Chosen]) -> dict[str, Any]:
+def _given(texts: Mapping[str, Any], offered: Mapping[str, OfferedField]) -> dict[str, Any]:
     """Return the fields whose options were set, with their values."""
     present = {name: text for name, text in texts.items() if text is not None and text is not False and text != []}
-    return {name: fields()[name].read(text, single=asked[name].single) for name, text in present.items()}
+    return {name: fields()[name].read(text, single=offered[name].single) for name, text in present.items()}
 
 
 def suite(given: Mapping[str, object], base: Suite | None = None) -> Suite:

@@ -15,14 +15,14 @@ import typer
 
 from benchd.daemon.commands import application, arguments, options
 from benchd.daemon.commands.completion import models
-from benchd.daemon.commands.options import Chosen
+from benchd.daemon.commands.options import OfferedField
 from benchd.daemon.config import Config, LimitsConfig, Suite
 from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.machine.environment import without_credentials
 from benchd.daemon.machine.signals import as_interrupt
 from benchd.daemon.measuring import plan
-from benchd.daemon.measuring.plan import Machine, Planned
+from benchd.daemon.measuring.plan import Machine, PlannedCase
 from benchd.daemon.measuring.recording import RunHeader, RunId
 from benchd.daemon.measuring.session import Session, writable
 from benchd.daemon.profiling import comparison
@@ -65,8 +65,8 @@ app = application()
 
 @app.command(epilog="Example: benchd profile vim_tiny --workload eval --batch-sizes 4 --steps 3 --warmup 1")
 @options.of_suite(
-    Chosen("variants", "The variant to profile (default: eager)."),
-    Chosen("batch_sizes", "Images per step (default: the model's own)."),
+    OfferedField("variants", "The variant to profile (default: eager)."),
+    OfferedField("batch_sizes", "Images per step (default: the model's own)."),
     *("weights", "data", "samples", "options", "module", "nir", "inputs"),
 )
 def profile(
@@ -124,7 +124,7 @@ def profile(
         raise UsageError(
             f"{model} {sides[0]}: a profile covers one model; benchd profile compare A B takes two profiles"
         )
-    what, methods = (
+    chosen_workload, methods = (
         arguments.choices("workload", [workload], WORKLOADS)[0],
         arguments.choices("method", arguments.names("--method", method), [*METHODS, "all"]),
     )
@@ -137,7 +137,10 @@ def profile(
     machine = plan.inspect(device)
     sort = sort or ("self_cpu_ns" if machine.device == "cpu" else "self_device_ns")
     tables.sorted_by([], sort)
-    about = {"models": [model] if model else [], "directions": ["training" if what == "train" else "inference"]}
+    about = {
+        "models": [model] if model else [],
+        "directions": ["training" if chosen_workload == "train" else "inference"],
+    }
     planned = _planned(options.suite({"variants": ["eager"], "preset": "quick"} | given | about), machine, own)
     chosen = _methods(methods, planned.case)
     to = arguments.mqtt_config(mqtt, ca_file, certificate_file, key_file)
@@ -151,49 +154,49 @@ def profile(
         run = session.run(uuid.uuid4().hex)
         job = ProfileJob(
             **msgspec.structs.asdict(session.job(planned, run.suite_id)),
-            workload=what,
+            workload=chosen_workload,
             methods=chosen,
             sweeps=depth.pairs,
             warm_up=depth.warm_up if warmup is None else warmup,
             steps=steps or depth.steps,
             runs=depth.runs,
         )
-        made = None
+        measured_profile = None
         try:
             with session.measuring(ending=()):  # an interrupt ends everything that runs, including Nsight's tools
                 run_id = RunId.new()
                 gathered = gather(session, job, depth.deadline_s, SNN_KERNELS if snn_kernels else kernel_regex)
-            made = _profile(job, gathered, run, run_id)
-            _write(made, sort, session, sys.stderr)
+            measured_profile = _profile(job, gathered, run, run_id)
+            _write(measured_profile, sort, session, sys.stderr)
             if gathered.interrupted:
                 raise KeyboardInterrupt
             if verify:
-                made = tried(made, depth.pairs, session, sys.stderr)
-                _write(made, sort, session, sys.stderr)
+                measured_profile = tried(measured_profile, depth.pairs, session, sys.stderr)
+                _write(measured_profile, sort, session, sys.stderr)
         except KeyboardInterrupt:
-            kept = f"partial results are in {job.output}" if made else "no method had ended"
-            sys.stderr.write(f"interrupted; {kept}\n")
+            note = f"partial results are in {job.output}" if measured_profile else "no method had ended"
+            sys.stderr.write(f"interrupted; {note}\n")
             raise typer.Exit(130) from None
-        session.publish(record(made, run, run_id, gathered.occupancy))
+        session.publish(record(measured_profile, run, run_id, gathered.occupancy))
         session.end()
-    _show(made, sort, job, json, sys.stdout)
-    if doubt := warning(made):
+    _show(measured_profile, sort, job, json, sys.stdout)
+    if doubt := warning(measured_profile):
         sys.stderr.write(f"warning: {doubt}\n")
     sys.stderr.writelines(f"error: {failed}: {gathered.missing[failed]}\n" for failed in gathered.failed)
     unstored = session.unstored(sys.stderr)
-    raise typer.Exit(exit_code(made, gathered, by_name=bool(methods) and "all" not in methods) or unstored)
+    raise typer.Exit(exit_code(measured_profile, gathered, by_name=bool(methods) and "all" not in methods) or unstored)
 
 
-def _methods(asked: Sequence[str], case: Case) -> list[Method]:
+def _methods(names: Sequence[str], case: Case) -> list[Method]:
     """Return the methods to run; raise NotAvailable for the break-even rate of a net without an ANN."""
     entry = catalog.find(case.model)
     has_ann = bool(entry and entry.ann)
-    if BREAK_EVEN in asked and not has_ann:
+    if BREAK_EVEN in names and not has_ann:
         raise NotAvailable(
             f"break-even compares a spiking net with its ANN, and the catalog has none of {case.model}: profile "
             "snn_stbif_resnet18"
         )
-    return [one for one in METHODS if {one, "all"} & set(asked or USUAL) and (one != BREAK_EVEN or has_ann)]
+    return [method for method in METHODS if {method, "all"} & set(names or USUAL) and (method != BREAK_EVEN or has_ann)]
 
 
 def _compare(sides: Sequence[Path], out: TextIO, *, as_json: bool) -> None:
@@ -214,7 +217,7 @@ def _user_module(model: str | None, given: dict[str, Any]) -> UserModule | None:
     return cast(UserModule | None, own)  # never ONNX, because the command has no --onnx
 
 
-def _planned(suite: Suite, machine: Machine, own: UserModule | None) -> Planned:
+def _planned(suite: Suite, machine: Machine, own: UserModule | None) -> PlannedCase:
     """Return the single case requested; raise UsageError, or NotAvailable if it cannot run here."""
     entry, *others = plan.plan([suite], LimitsConfig(), machine, own)
     if others:
@@ -224,9 +227,9 @@ def _planned(suite: Suite, machine: Machine, own: UserModule | None) -> Planned:
     return entry
 
 
-def _folder(asked: Path | None, case: Case) -> Path:
+def _folder(output: Path | None, case: Case) -> Path:
     """Create and return the output folder; raise UsageError if it is not empty."""
-    folder = asked or Path("profiles", f"{case.case_id}-{time.strftime('%Y%m%dT%H%M%S')}")
+    folder = output or Path("profiles", f"{case.case_id}-{time.strftime('%Y%m%dT%H%M%S')}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--output {folder} is not empty; give a new folder, or remove this one")
     return writable(folder, f"--output {folder}")
@@ -247,7 +250,7 @@ def _not_left_empty(folder: Path, is_ours: bool) -> Iterator[None]:
 
 def _profile(job: ProfileJob, gathered: Found, shared: RunHeader, run_id: RunId) -> Profile:
     collected, described = gathered.collected, shared.environment
-    made = Profile(
+    profile = Profile(
         run_id=run_id.run_id,
         device_id=shared.device_id,
         case_id=job.case.case_id,
@@ -272,7 +275,7 @@ def _profile(job: ProfileJob, gathered: Found, shared: RunHeader, run_id: RunId)
         missing=gathered.missing,
         foreign_cpus=gathered.foreign_cpus,
     )
-    return msgspec.structs.replace(made, findings=find(made))
+    return msgspec.structs.replace(profile, findings=find(profile))
 
 
 def _write(profile: Profile, sort: str, session: Session, err: TextIO) -> None:

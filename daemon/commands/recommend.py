@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from benchd.daemon.commands import application, arguments, options
-from benchd.daemon.commands.options import Chosen
+from benchd.daemon.commands.options import OfferedField
 from benchd.daemon.config import Suite
 from benchd.daemon.errors import UsageError, unknown
 from benchd.daemon.measuring import loads
@@ -21,8 +21,8 @@ app = application()
 
 @app.command(epilog="Example: benchd recommend bench-out --max-latency 33ms --objective energy")
 @options.of_suite(
-    Chosen("rates_hz", "Requests per second that the variant must answer (with --deadline).", single=True),
-    Chosen("streams", "Streams that answer them (default 1).", single=True),
+    OfferedField("rates_hz", "Requests per second that the variant must answer (with --deadline).", single=True),
+    OfferedField("streams", "Streams that answer them (default 1).", single=True),
     *("deadline_ms", "percentile"),
 )
 def recommend(
@@ -66,11 +66,11 @@ def recommend(
     raise typer.Exit(0 if all(decision.ship for decision in decisions) else 4)
 
 
-def _demand(asked: Suite) -> Demand:
+def _demand(suite: Suite) -> Demand:
     """Return the demand given by a server's options; raise UsageError unless both rate and deadline are given."""
-    if not asked.rates_hz or asked.deadline_ms is None:
+    if not suite.rates_hz or suite.deadline_ms is None:
         raise UsageError("give both --rate and --deadline, as in --rate 30 --deadline 33ms")
-    loads.refuse(asked)
-    percentile = PERCENTILE if asked.percentile is None else asked.percentile
-    streams = asked.streams[0] if asked.streams else 1
-    return Demand(rate_hz=asked.rates_hz[0], streams=streams, deadline_ms=asked.deadline_ms, percentile=percentile)
+    loads.refuse(suite)
+    percentile = PERCENTILE if suite.percentile is None else suite.percentile
+    streams = suite.streams[0] if suite.streams else 1
+    return Demand(rate_hz=suite.rates_hz[0], streams=streams, deadline_ms=suite.deadline_ms, percentile=percentile)

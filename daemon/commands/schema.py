@@ -13,7 +13,7 @@ from benchd.daemon.measuring.capabilities import Capability, SelfCheck
 from benchd.daemon.records import Record
 from benchd.daemon.shipping.folder import ShipReport
 from benchd.daemon.shipping.manifest import Manifest
-from benchd.daemon.shipping.promise import Verified
+from benchd.daemon.shipping.promise import VerificationResult
 from benchd.daemon.verdicts.compare import Comparison
 from benchd.daemon.why.comparing import Explanation
 
@@ -24,7 +24,7 @@ SCHEMAS: dict[str, Any] = {
     "doctor": list[Capability],
     "selfcheck": SelfCheck,
     "ship": ShipReport,
-    "verify": Verified,
+    "verify": VerificationResult,
     "why": Explanation,
 }
 

@@ -68,7 +68,8 @@ def selfcheck(
 
 def _print(findings: list[SanityResult], out: TextIO) -> None:
     rows: list[list[Cell]] = [
-        [one.case_id, one.subject, Text(one.judgement, STYLES[one.judgement]), one.detail] for one in findings
+        [finding.case_id, finding.subject, Text(finding.judgement, STYLES[finding.judgement]), finding.detail]
+        for finding in findings
     ]
     print_rows(console_on(out), ["case", "tested", "found", "why"], rows)
 

@@ -12,14 +12,14 @@ import typer
 from benchd.daemon import config as configuration
 from benchd.daemon.commands import application, arguments, options
 from benchd.daemon.commands.completion import models
-from benchd.daemon.commands.options import Chosen
+from benchd.daemon.commands.options import OfferedField
 from benchd.daemon.config import Config, LimitsConfig, Suite
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.machine.signals import ending
 from benchd.daemon.machine.ticker import show
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring import power_modes as modes
-from benchd.daemon.measuring.plan import Machine, Planned
+from benchd.daemon.measuring.plan import Machine, PlannedCase
 from benchd.daemon.measuring.session import Session, made_output
 from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.records import UserModel
@@ -28,7 +28,7 @@ from benchd.daemon.reporting.console import SlowStages
 from benchd.daemon.shipping import folder as shipping
 from benchd.daemon.shipping import race
 from benchd.daemon.shipping.folder import ShipReport
-from benchd.daemon.shipping.manifest import MANIFEST, Asked, Manifest
+from benchd.daemon.shipping.manifest import MANIFEST, Manifest, ShipLimits
 from benchd.daemon.shipping.race import Race, RaceResult
 from benchd.daemon.verdicts import doubts
 
@@ -42,9 +42,9 @@ app = application()
 @options.of_suite(
     *("module", "onnx", "nir", "reference", "inputs", "options"),
     *("weights", "data", "samples", "labels", "accuracy", "metric", "calibration"),
-    Chosen("batch_sizes", "Batch sizes that compete."),
-    Chosen("variants", "Variants that compete (default: all that can run here)."),
-    Chosen("threads", single=True),
+    OfferedField("batch_sizes", "Batch sizes that compete."),
+    OfferedField("variants", "Variants that compete (default: all that can run here)."),
+    OfferedField("threads", single=True),
 )
 def ship(
     given: dict[str, Any],
@@ -84,9 +84,11 @@ def ship(
     """
     if power_modes is not None:
         command = of_each_mode([str(BENCHD), *sys.argv[1:]], out)
-        made = f"{out}-{{mode}}/{MANIFEST}"
-        raise typer.Exit(modes.run(arguments.names("--power-modes", power_modes), command, sys.stderr, made=made))
-    asked = Asked(
+        manifest_path = f"{out}-{{mode}}/{MANIFEST}"
+        raise typer.Exit(
+            modes.run(arguments.names("--power-modes", power_modes), command, sys.stderr, made=manifest_path)
+        )
+    ship_limits = ShipLimits(
         max_latency_ms=arguments.limit("--max-latency", max_latency, arguments.LATENCY_UNITS),
         max_energy_j=arguments.limit("--max-energy", max_energy, ENERGY_UNITS),
         max_memory_bytes=arguments.limit("--max-memory", max_memory, arguments.MEMORY_UNITS),
@@ -96,7 +98,7 @@ def ship(
         max_accuracy_drop=arguments.accuracy_drop(max_accuracy_drop) if max_accuracy_drop else None,
         min_effect=arguments.quantity("--min-effect", min_effect, {"%": 0.01}),
     )
-    _refuse(asked, minutes)
+    _refuse(ship_limits, minutes)
     own = arguments.own_model(given, beside={"MODEL": model})
     if not (model or own):
         raise UsageError("give a model, as in `benchd ship vim_tiny`, or your own with --module, --onnx or --nir")
@@ -109,27 +111,27 @@ def ship(
     start, machine = arguments.start(wait, quiet_for), plan.inspect(device)
     settings = configuration.read(config) if config else Config()
     candidates = _candidates(suite, settings.limits, machine, own)
-    plan.refuse_absent_images(candidates, asked.max_accuracy_drop)
+    plan.refuse_absent_images(candidates, ship_limits.max_accuracy_drop)
     folder = made_output(out.with_name(f"{out.name}.race"))  # contains the race until `out` is complete
     with Session(settings, machine, folder, [SlowStages(sys.stderr, counts=True)], start=start) as session:
-        raise typer.Exit(_ship(session, candidates, asked, minutes, out, page=page, json=json))
+        raise typer.Exit(_ship(session, candidates, ship_limits, minutes, out, page=page, json=json))
 
 
 def of_each_mode(words: Sequence[str], out: Path) -> list[str]:
     """Return this command for a single power mode, without the option that lists the modes and with its own output."""
-    place = next(i for i, one in enumerate(words) if one.partition("=")[0] == "--power-modes")
+    place = next(i for i, word in enumerate(words) if word.partition("=")[0] == "--power-modes")
     behind = place + (1 if "=" in words[place] else 2)
     return [*words[:place], *words[behind:], "--output", f"{out}-{{mode}}"]
 
 
-def _refuse(asked: Asked, minutes: float) -> None:
-    if asked.min_effect <= 0.0:
+def _refuse(ship_limits: ShipLimits, minutes: float) -> None:
+    if ship_limits.min_effect <= 0.0:
         raise UsageError("--min-effect 0%: no two times are exactly equal; give the smallest difference that counts")
     if not minutes > 0.0:
         raise UsageError(f"--minutes {minutes:g}: must be more than 0")
 
 
-def _candidates(suite: Suite, limits: LimitsConfig, machine: Machine, own: UserModel | None) -> list[Planned]:
+def _candidates(suite: Suite, limits: LimitsConfig, machine: Machine, own: UserModel | None) -> list[PlannedCase]:
     """Return the cases that can run here, with the limits of a race; raise NotAvailable if there are none."""
     planned = plan.plan([suite], limits, machine, own)
     for entry in planned:
@@ -142,13 +144,20 @@ def _candidates(suite: Suite, limits: LimitsConfig, machine: Machine, own: UserM
     return left
 
 
-def _why_not(entry: Planned) -> str | None:
+def _why_not(entry: PlannedCase) -> str | None:
     no_file = "int8 within PyTorch is quantised where it runs and has no file to deploy: ship onnxruntime-int8"
     return entry.reason or (no_file if entry.case.variant.needs_torchao else None)
 
 
 def _ship(
-    session: Session, candidates: list[Planned], asked: Asked, minutes: float, out: Path, *, page: bool, json: bool
+    session: Session,
+    candidates: list[PlannedCase],
+    ship_limits: ShipLimits,
+    minutes: float,
+    out: Path,
+    *,
+    page: bool,
+    json: bool,
 ) -> int:
     """Run the race and create the winner's folder; return the exit code.
 
@@ -157,7 +166,7 @@ def _ship(
     supervisor = Supervisor(session, candidates)
     with session.measuring(ending()):
         shipping.refuse_existing(out)  # another process may have created the folder while this one waited
-        course = Race(supervisor, asked, minutes, sys.stderr)
+        course = Race(supervisor, ship_limits, minutes, sys.stderr)
         result = course.run()
         if session.interrupted:
             sys.stderr.write(f"{result.reason}\n")
@@ -167,7 +176,7 @@ def _ship(
             return 4 if any(record.status == "ok" for record in course.records()) else 6
         show(sys.stderr, "write the folder")
         try:
-            shipped = shipping.ship(course, result, supervisor, asked, out)
+            shipped = shipping.ship(course, result, supervisor, ship_limits, out)
         except shipping.NotShipped as error:
             sys.stderr.write(f"error: {error}\n")
             return 130 if session.interrupted else 1
@@ -199,7 +208,7 @@ def _told(shipped: Manifest, result: RaceResult, out: Path, measured_s: float) -
         f"{shipped.name} b{case.batch_size}: ship: {result.winner}  {promised.latency_ms:.4g}{interval} ms"
         f"{tied}{doubtful}",
         f"    {shipped.against}{doubtful}",
-        f"    {out}: {files} files, {sum(one.bytes for one in shipped.resources) / 1e6:.1f} MB, "
+        f"    {out}: {files} files, {sum(resource.bytes for resource in shipped.resources) / 1e6:.1f} MB, "
         f"after {measured_s:.0f} s of measuring; `benchd verify {out}` tests it",
     ]
     return "\n".join(lines)

@@ -31,12 +31,13 @@ def show(
     """Print records in full, or the commands that repeat them."""
     chosen, where = _found(record, results_), record if _exists(Path(record)) else str(results_)
     if command:
-        sys.stderr.writelines(f"note: {note}\n" for one in chosen for note in _notes(one))
+        sys.stderr.writelines(f"note: {note}\n" for chosen_record in chosen for note in _notes(chosen_record))
         sys.stdout.writelines(
-            f"{line}\n" for line in dict.fromkeys(compare.command(one, records=where) for one in chosen)
+            f"{line}\n"
+            for line in dict.fromkeys(compare.command(chosen_record, records=where) for chosen_record in chosen)
         )
     else:
-        sys.stdout.writelines(f"{line}\n" for one in chosen for line in lines(one, where))
+        sys.stdout.writelines(f"{line}\n" for chosen_record in chosen for line in lines(chosen_record, where))
 
 
 def _found(name: str, folder: Path) -> list[Record]:

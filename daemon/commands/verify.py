@@ -65,5 +65,5 @@ def verify(
         sys.stdout.write(f"{promise.line(verified)}\n")
         if verified.rebuilt:
             sys.stdout.write(f"    rebuilt: {verified.rebuilt}\n")
-        sys.stdout.writelines(f"    changed since: {one}\n" for one in verified.changed)
+        sys.stdout.writelines(f"    changed since: {change}\n" for change in verified.changed)
     raise typer.Exit(promise.EXIT_CODES[verified.answer])

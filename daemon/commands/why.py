@@ -18,7 +18,7 @@ from benchd.daemon.machine import folders
 from benchd.daemon.machine.quiet import Start
 from benchd.daemon.measuring import paired, plan, user_model
 from benchd.daemon.measuring.paired import Request
-from benchd.daemon.measuring.plan import Planned
+from benchd.daemon.measuring.plan import PlannedCase
 from benchd.daemon.measuring.session import Session, made_output, temporary_output
 from benchd.daemon.records import UserFile, UserModel
 from benchd.daemon.reporting.comparisons import print_comparisons
@@ -30,8 +30,8 @@ from benchd.daemon.why import environments, foreign
 from benchd.daemon.why.bridge import Bridging
 from benchd.daemon.why.bridge import lines as way
 from benchd.daemon.why.comparing import Explaining
-from benchd.daemon.why.comparisons import Comparing, Interrupted
-from benchd.daemon.why.environments import Side
+from benchd.daemon.why.comparisons import Comparing, SearchInterrupted
+from benchd.daemon.why.environments import EnvironmentSide
 from benchd.daemon.why.text import lines
 
 T = TypeVar("T")
@@ -124,7 +124,7 @@ def why(
                 code = _of_environments(Explaining(*both, request, comparing), [] if lock else pythons, as_json=json)
             else:
                 code = _of_cases(request, planned, session, as_json=json)
-        except Interrupted as interrupt:
+        except SearchInterrupted as interrupt:
             sys.stderr.write(f"{interrupt}\n")
             code = 130
         finally:
@@ -146,9 +146,9 @@ def _refuse_counts(cases: int, models: int, *, search: bool, theirs: bool) -> No
         )
 
 
-def _settings(planned: Sequence[Planned]) -> int:
+def _settings(planned: Sequence[PlannedCase]) -> int:
     """Return the number of settings in which two cases of a model differ; 0 for a single case or two models."""
-    first, *others = (each.case.case_id for each in planned)
+    first, *others = (entry.case.case_id for entry in planned)
     changed = environments.changed_parts(first, others[0]) if others else {}
     return 0 if "model" in changed else len(changed)
 
@@ -166,7 +166,7 @@ def _of_environments(explaining_both: Explaining, originals: Sequence[str], *, a
     return 4 if explanation.is_open else 0
 
 
-def _of_cases(request: Request, planned: Sequence[Planned], session: Session, *, as_json: bool) -> int:
+def _of_cases(request: Request, planned: Sequence[PlannedCase], session: Session, *, as_json: bool) -> int:
     comparison, code = paired.compare(request, planned, session, sys.stderr)
     print_comparisons(sys.stdout, [comparison], as_json)
     return code or (4 if comparison.verdict.answer == "inconclusive" else 0)
@@ -175,7 +175,7 @@ def _of_cases(request: Request, planned: Sequence[Planned], session: Session, *,
 def _of_records(first: Path, second: Path, as_json: bool) -> int:
     """Attribute the differences between two files of results whose processes were profiled."""
     before, after = results.read(first), results.read(second)
-    comparisons = [each for each in verdicts.compare(before, after, 0.0) if each.layers]
+    comparisons = [comparison for comparison in verdicts.compare(before, after, 0.0) if comparison.layers]
     if not comparisons:
         raise UsageError(
             f"{first} and {second}: no case in both changed beyond noise and has layer times; measure both "
@@ -201,7 +201,7 @@ def _of_folder(folder: Path, settings: Config, device: str, start: Start, as_jso
         return 130
     words = [promise.line(verified)]
     words += [f"    {verified.layers.sentence}"] if verified.layers and verified.answer != "slower" else []
-    words += [f"    changed since: {each}" for each in verified.changed]
+    words += [f"    changed since: {change}" for change in verified.changed]
     sys.stdout.write((msgspec.json.encode(verified).decode() if as_json else "\n".join(words)) + "\n")
     return 0 if verified.answer == "slower" else promise.EXIT_CODES[verified.answer]
 
@@ -228,17 +228,17 @@ def _sides(
     lock: Sequence[Path] | None,
     env: Sequence[Path] | None,
     source: Sequence[str],
-) -> tuple[Side, Side]:
-    here = [environments.installed(python) for python in pythons or [sys.executable]]
-    for python, found in zip(pythons, here, strict=False):
-        if "benchd" not in found.by_name:
+) -> tuple[EnvironmentSide, EnvironmentSide]:
+    installed = [environments.installed(python) for python in pythons or [sys.executable]]
+    for python, packages in zip(pythons, installed, strict=False):
+        if "benchd" not in packages.by_name:
             raise UsageError(f"--python {python}: benchd is not installed there")
     pins = _both([environments.pins(path) for path in _per_side("--lock", lock)], list[str]())
     variables = _both([environments.variables(path) for path in _per_side("--env", env)], dict[str, str]())
     cache = folders.cache() / "wheels"
     first, second = (
-        Side(environments.with_pins(into, pinned, cache, source), given)
-        for into, pinned, given in zip(here * (3 - len(here)), pins, variables, strict=True)
+        EnvironmentSide(environments.with_pins(into, pinned, cache, source), given)
+        for into, pinned, given in zip(installed * (3 - len(installed)), pins, variables, strict=True)
     )
     return first, second
 

@@ -103,7 +103,7 @@ def _host(parts: SplitResult) -> str:
     return name
 
 
-class Ended(Exception):
+class ConnectionEnded(Exception):
     """The connection is no longer usable; the message gives the reason in one sentence."""
 
 
@@ -126,15 +126,15 @@ def words(error: OSError) -> str:
 
 
 def tls_context(broker: Broker) -> ssl.SSLContext:
-    """Return the TLS context for the broker's files; raise Ended with the file's name if one cannot be used."""
-    made = _Context(ssl.PROTOCOL_TLS_CLIENT)
+    """Return the TLS context for the broker's files; raise ConnectionEnded with the name of an unusable one."""
+    context = _Context(ssl.PROTOCOL_TLS_CLIENT)
     if broker.ca_file:
-        _load(made.load_verify_locations, ca_file=broker.ca_file)
+        _load(context.load_verify_locations, ca_file=broker.ca_file)
     else:
-        made.load_default_certs()
+        context.load_default_certs()
     if broker.certificate_file:
-        _load(made.load_cert_chain, certificate_file=broker.certificate_file, key_file=broker.key_file)
-    return made
+        _load(context.load_cert_chain, certificate_file=broker.certificate_file, key_file=broker.key_file)
+    return context
 
 
 class _Context(ssl.SSLContext):
@@ -155,4 +155,4 @@ def _load(load: Callable[..., None], **files: str | None) -> None:
         load(*files.values())
     except OSError as error:
         named = ", ".join(f"{name} {path}" for name, path in files.items() if path)
-        raise Ended(f"cannot be used: {named}: {words(error)}") from error
+        raise ConnectionEnded(f"cannot be used: {named}: {words(error)}") from error

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from benchd.daemon.config import NAME, Commands, Suite
-from benchd.daemon.delivery.connection import Arrived
+from benchd.daemon.delivery.connection import IncomingMessage
 from benchd.daemon.delivery.log import LAST_SEQ
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
@@ -139,7 +139,7 @@ class Gate:
         self._tokens, self._refilled_s = float(BURST), 0.0
         self._flooded = False
 
-    def take(self, arrived: Arrived, boottime_s: float, wall_s: float) -> Command | None:
+    def take(self, arrived: IncomingMessage, boottime_s: float, wall_s: float) -> Command | None:
         """Return the command, possibly refused; None in a flood, after the first refusal."""
         flooded, before = not self._token(boottime_s), self._flooded
         self._flooded = flooded
@@ -184,14 +184,14 @@ class Gate:
         self._seen[command_id] = now_s
         return None
 
-    def _answer_to(self, arrived: Arrived, sender: Parameters | _Sender) -> str | None:
+    def _answer_to(self, arrived: IncomingMessage, sender: Parameters | _Sender) -> str | None:
         """Return the topic for the answer, or None if the sender did not give a topic of this device."""
         own = f"{self._topics.root}resp/{sender.client}/{sender.id}" if sender.client else None
-        asked = (arrived.response_topic, own)
-        return next((topic for topic in asked if topic and self._topics.may_answer(topic)), None)
+        topics = (arrived.response_topic, own)
+        return next((topic for topic in topics if topic and self._topics.may_answer(topic)), None)
 
 
-def _misplaced(arrived: Arrived, verb: Verb | None) -> str | None:
+def _misplaced(arrived: IncomingMessage, verb: Verb | None) -> str | None:
     reasons = {
         "a retained command would run again at every connection; publish it without retain": arrived.retained,
         f"more than {MAX_BYTES} bytes": len(arrived.body) > MAX_BYTES,

@@ -19,7 +19,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from benchd.daemon.delivery.broker import PASSWORD_VARIABLE, Broker, Ended, explain, tls_context
+from benchd.daemon.delivery.broker import PASSWORD_VARIABLE, Broker, ConnectionEnded, explain, tls_context
 
 WINDOW = 64  # messages in flight; a broker may set a lower limit
 MAX_INCOMING_BYTES = 128 * 1024
@@ -29,7 +29,7 @@ UNSPECIFIED = 0x80  # the reason code that paho also uses for a lost connection
 UNSUPPORTED_PROTOCOL_VERSION, BAD_CREDENTIALS, NOT_AUTHORIZED = 0x84, 0x86, 0x87
 
 
-class Arrived(NamedTuple):
+class IncomingMessage(NamedTuple):
     """A publication received at the Unix time `arrived_s`; `retained` if the broker had stored it, possibly for long.
 
     With MQTT 5, a publication for the filter `as_published` is also `retained` if it was just published with that flag.
@@ -70,7 +70,9 @@ class Unsendable(Exception):
 
 
 def connect(broker: Broker, client_id: str, deadline: float, terms: Terms = PLAIN) -> "Connection":
-    """Return a connection accepted by the broker before the monotonic time `deadline`; raise Ended with the reason.
+    """Return a connection accepted by the broker before the monotonic time `deadline`.
+
+    Raises ConnectionEnded with the reason.
 
     MQTT 5 gets half of the time, because some older brokers never answer it and others hang up.
     """
@@ -84,7 +86,7 @@ def connect(broker: Broker, client_id: str, deadline: float, terms: Terms = PLAI
         return connection
     reason = connection.lost or f"{broker.address} did not answer in time"
     connection.close()
-    raise Ended(reason)
+    raise ConnectionEnded(reason)
 
 
 class Connection:
@@ -101,7 +103,7 @@ class Connection:
         self._max_packet_bytes: int | None = None
         self._answer: ReasonCode | None = None
         self._acknowledged: list[tuple[Hashable, ReasonCode]] = []
-        self._received: list[Arrived] = []
+        self._received: list[IncomingMessage] = []
         self.flight: dict[int, Hashable] = {}  # the content of each unacknowledged packet; QoS 0 is not acknowledged
         self._owing_s = 0.0  # time since which packets have been unacknowledged without any progress
         self._subscriptions: dict[int, list[str]] = {}
@@ -127,14 +129,14 @@ class Connection:
         self._client.on_subscribe = self._on_subscribe
 
     def open(self, deadline: float) -> bool:
-        """Connect; return False if the broker does not support this MQTT version; raise Ended if unreachable."""
+        """Connect; return False if the broker lacks this MQTT version; raise ConnectionEnded if it is unreachable."""
         self._client.connect_timeout = max(deadline - time.monotonic(), 0.1)
         try:
             self._client.connect(self._broker.host, self._broker.port, self._broker.keep_alive_s, **self._asked())
         except OSError as error:
-            raise Ended(explain(self.address, error)) from error
+            raise ConnectionEnded(explain(self.address, error)) from error
         while self._answer is None and not self.lost and (left_s := deadline - time.monotonic()) > 0:
-            with suppress(Ended):
+            with suppress(ConnectionEnded):
                 self.turn(left_s)
         if self._answer is None or self._answer.value == UNSUPPORTED_PROTOCOL_VERSION:
             return False
@@ -142,7 +144,7 @@ class Connection:
             self.close()
             check = self._answer.value in (BAD_CREDENTIALS, NOT_AUTHORIZED)
             remedy = f"; check the user and the password in the URL or {PASSWORD_VARIABLE}" if check else ""
-            raise Ended(f"{self.address} refused the connection: {self._answer}{remedy}")
+            raise ConnectionEnded(f"{self.address} refused the connection: {self._answer}{remedy}")
         return True
 
     @property
@@ -158,18 +160,18 @@ class Connection:
     def turn(self, wait_s: float) -> None:
         """Run paho's loop once: wait up to `wait_s` for the network, and process what has arrived.
 
-        Raises Ended if the connection has ended; messages that arrived earlier can still be taken.
+        Raises ConnectionEnded if the connection has ended; messages that arrived earlier can still be taken.
         """
         if self.lost:
-            raise Ended(self.lost)
+            raise ConnectionEnded(self.lost)
         try:
             code = self._client.loop(wait_s)
         except Exception as error:  # paho may raise anything for a malformed packet
-            raise Ended(f"{self.address} does not speak MQTT: {error}") from error
+            raise ConnectionEnded(f"{self.address} does not speak MQTT: {error}") from error
         if code != MQTTErrorCode.MQTT_ERR_SUCCESS:
             self.lost = self.lost or f"the connection to {self.address} ended"
             if not self._acknowledged and not self._received:
-                raise Ended(self.lost)
+                raise ConnectionEnded(self.lost)
 
     def publish(
         self,
@@ -182,7 +184,7 @@ class Connection:
         correlation: bytes | None = None,
         expire_s: int | None = None,
     ) -> None:
-        """Send a message; its acknowledgement is identified by `of`. Raises Unsendable or Ended."""
+        """Send a message; its acknowledgement is identified by `of`. Raises Unsendable or ConnectionEnded."""
         properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
         properties.ContentType = "application/json"
         if correlation is not None:
@@ -197,7 +199,7 @@ class Connection:
         except ValueError as error:
             raise Unsendable(f"not an MQTT message: {error}") from error
         if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
-            raise Ended(self.lost or f"the connection to {self.address} ended")
+            raise ConnectionEnded(self.lost or f"the connection to {self.address} ended")
         if qos:
             if not self.flight:
                 self._owing_s = time.monotonic()
@@ -211,39 +213,44 @@ class Connection:
         """
         wanted: list[Any] = list(filters)
         if self.is_version_5:
-            wanted = [(one, SubscribeOptions(qos, retainAsPublished=one == as_published)) for one, qos in filters]
+            wanted = [
+                (topic_filter, SubscribeOptions(qos, retainAsPublished=topic_filter == as_published))
+                for topic_filter, qos in filters
+            ]
         _, packet_id = self._client.subscribe(wanted)
         if packet_id is not None:
             self._subscriptions[packet_id] = [topic for topic, _ in filters]
 
     def wait_subscribed(self, deadline: float) -> None:
-        """Wait until every subscription is answered; raise Ended if the broker refuses one or is too slow."""
+        """Wait until every subscription is answered; raise ConnectionEnded if the broker refuses one or is too slow."""
         while self._subscriptions:
             if time.monotonic() > deadline:
-                raise Ended(f"{self.address} did not answer a subscription in time")
+                raise ConnectionEnded(f"{self.address} did not answer a subscription in time")
             self.turn(0.5)
         for topic, reason in self.take_refused():
-            raise Ended(f"{self.address} refused the subscription {topic}: {reason}; check the broker's access rules")
+            raise ConnectionEnded(
+                f"{self.address} refused the subscription {topic}: {reason}; check the broker's access rules"
+            )
 
     def take_refused(self) -> list[tuple[str, ReasonCode]]:
         """Return the subscriptions refused since the last call."""
-        taken, self._refused = self._refused, []
-        return taken
+        refused, self._refused = self._refused, []
+        return refused
 
-    def take_received(self) -> list[Arrived]:
+    def take_received(self) -> list[IncomingMessage]:
         """Return the messages received since the last call; the caller must acknowledge them."""
-        taken, self._received = self._received, []
-        return taken
+        received, self._received = self._received, []
+        return received
 
-    def acknowledge(self, arrived: Sequence[Arrived]) -> None:
+    def acknowledge(self, arrived: Sequence[IncomingMessage]) -> None:
         """Acknowledge these messages to the broker, which may then drop them."""
-        for one in arrived:
-            self._client.ack(one.packet_id, one.qos)
+        for message in arrived:
+            self._client.ack(message.packet_id, message.qos)
 
     def take_acknowledged(self) -> list[tuple[Hashable, ReasonCode]]:
         """Return the messages acknowledged since the last call, with the broker's reasons."""
-        taken, self._acknowledged = self._acknowledged, []
-        return taken
+        acknowledged, self._acknowledged = self._acknowledged, []
+        return acknowledged
 
     def close(self) -> None:
         """Disconnect, if the broker still accepts that, and close the socket."""
@@ -291,7 +298,7 @@ class Connection:
     def _on_message(self, client: Client, userdata: None, message: MQTTMessage) -> None:
         properties = message.properties
         self._received.append(
-            Arrived(
+            IncomingMessage(
                 topic=message.topic,
                 body=bytes(message.payload),
                 arrived_s=time.time(),

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from benchd.daemon.delivery.broker import Broker, Ended
+from benchd.daemon.delivery.broker import Broker, ConnectionEnded
 from benchd.daemon.delivery.connection import Connection, Unsendable, connect
 from benchd.daemon.delivery.log import Entry, Log
 from benchd.daemon.delivery.messages import RESULT_BYTES
@@ -151,12 +151,12 @@ class Outgoing:
             topic = self._topic_of(entry.body)
             if len(entry.body) > RESULT_BYTES:
                 raise Unsendable(f"{len(entry.body)} bytes; at most {RESULT_BYTES} are accepted")
-            connection.publish(topic, entry.body, 1, of=Line(self, entry.seq))
+            connection.publish(topic, entry.body, 1, of=SentLine(self, entry.seq))
         except (Unsendable, BenchdError, msgspec.DecodeError) as error:
             self.settle(entry.seq, str(error))
 
 
-class Line(NamedTuple):
+class SentLine(NamedTuple):
     """A line that was sent."""
 
     outgoing: Outgoing
@@ -173,49 +173,51 @@ class Delivery:
 
     def __init__(self, folder: Path, records: Log, events: Log | None = None, device_id: str = "") -> None:
         self._path = folder / CURSOR
-        kept = _read(self._path)
-        self.records = Outgoing(records, kept.get("records"), _result_topic)
+        cursors = _read(self._path)
+        self.records = Outgoing(records, cursors.get("records"), _result_topic)
         self.outgoing = {"records": self.records}
         if events:
             topic = Topics(device_id).of("event")
-            self.outgoing["events"] = Outgoing(events, kept.get("events"), lambda body: topic)
+            self.outgoing["events"] = Outgoing(events, cursors.get("events"), lambda body: topic)
         self._suspects: Counter[Hashable] = Counter()
-        self._saved = kept
+        self._saved = cursors
         self._save_s = 0.0
 
     @property
     def pending(self) -> int:
         """Return how many lines the broker has not acknowledged."""
-        return sum(one.pending for one in self.outgoing.values())
+        return sum(outgoing.pending for outgoing in self.outgoing.values())
 
     @property
     def refused(self) -> list[str]:
         """Return the reason for each line that the broker refuses."""
-        return list(chain.from_iterable(list(one.refused.values()) for one in self.outgoing.values()))
+        return list(chain.from_iterable(list(outgoing.refused.values()) for outgoing in self.outgoing.values()))
 
     @property
     def is_done(self) -> bool:
         """Return whether every line was sent, and acknowledged or refused."""
-        return all(one.is_done for one in self.outgoing.values())
+        return all(outgoing.is_done for outgoing in self.outgoing.values())
 
     def replay(self, log_id: str, first: int, last: int) -> int | None:
         """Resend lines of a log (default: the results'); return their maximum number, None for an unknown log."""
-        found = next((one for one in self.outgoing.values() if log_id in ("", one.log.id)), None)
-        return found.replay(first, last) if found else None
+        outgoing = next((candidate for candidate in self.outgoing.values() if log_id in ("", candidate.log.id)), None)
+        return outgoing.replay(first, last) if outgoing else None
 
     def be_careful(self, connection: Connection) -> None:
         """Allow only one message in flight while one of several may have made the broker hang up."""
-        connection.is_careful = not all(isinstance(one, Line) and one.is_behind_cursor for one in self._suspects)
+        connection.is_careful = not all(
+            isinstance(suspect, SentLine) and suspect.is_behind_cursor for suspect in self._suspects
+        )
 
     def fill(self, connection: Connection) -> None:
         """Send as much as the window allows, events first, because they are few and one may be an alarm."""
-        for one in reversed(self.outgoing.values()):
-            one.fill(connection)
+        for outgoing in reversed(self.outgoing.values()):
+            outgoing.fill(connection)
 
     def settle(self, what: Hashable, refusal: str | None) -> None:
         """Record that a line or document was acknowledged, or why it was refused."""
         self._suspects.pop(what, None)
-        if isinstance(what, Line):
+        if isinstance(what, SentLine):
             what.outgoing.settle(what.seq, refusal)
 
     def end(self, flight: Collection[Hashable], documents: Collection[str] = ()) -> list[str]:
@@ -224,21 +226,21 @@ class Delivery:
         A message counts as refused if it was the only one in flight three times when the connection ended. Besides
         lines, only `documents` are sent again.
         """
-        for what in flight:
-            if not what.is_behind_cursor if isinstance(what, Line) else what in documents:
-                self._suspects[what] += len(flight) == 1
-        hung_up = [what for what, times in self._suspects.items() if times == MOST_TRIES]
-        for what in hung_up:
-            self.settle(what, HUNG_UP)
-        for one in self.outgoing.values():
-            one.reset()
-        return [what for what in hung_up if isinstance(what, str)]
+        for message in flight:
+            if not message.is_behind_cursor if isinstance(message, SentLine) else message in documents:
+                self._suspects[message] += len(flight) == 1
+        hung_up = [message for message, times in self._suspects.items() if times == MOST_TRIES]
+        for message in hung_up:
+            self.settle(message, HUNG_UP)
+        for outgoing in self.outgoing.values():
+            outgoing.reset()
+        return [message for message in hung_up if isinstance(message, str)]
 
     def rewind(self) -> None:
         """Send everything again."""
-        for one in self.outgoing.values():
-            one.acknowledged = 0
-            one.reset()
+        for outgoing in self.outgoing.values():
+            outgoing.acknowledged = 0
+            outgoing.reset()
 
     def save(self, *, at_once: bool = True) -> None:
         """Write the cursor if it has moved, either `at_once` or at most once a second."""
@@ -246,7 +248,7 @@ class Delivery:
         if not at_once and now_s < self._save_s:
             return
         self._save_s = now_s + SAVE_S
-        cursors = self._saved | {name: one.cursor() for name, one in self.outgoing.items()}
+        cursors = self._saved | {name: outgoing.cursor() for name, outgoing in self.outgoing.items()}
         if cursors == self._saved:
             return
         with explaining(self._path):
@@ -268,7 +270,7 @@ class Delivery:
             with closing(connect(broker, client_id, deadline)) as connection:
                 flight = connection.flight
                 self._send_all(connection, deadline)
-        except Ended as end:
+        except ConnectionEnded as end:
             self.end(flight.values())
             return None if flight and time.monotonic() < deadline else str(end)
         return None
@@ -276,13 +278,13 @@ class Delivery:
     def _send_all(self, connection: Connection, deadline: float) -> None:
         while connection.flight or not self.is_done:
             if time.monotonic() > deadline:
-                raise Ended(f"timed out before {connection.address} had acknowledged everything")
+                raise ConnectionEnded(f"timed out before {connection.address} had acknowledged everything")
             self.be_careful(connection)
             self.fill(connection)
             if connection.flight:
                 connection.turn(TURN_S)
-            for what, answer in connection.take_acknowledged():
-                self.settle(what, refusal(connection, answer))
+            for message, answer in connection.take_acknowledged():
+                self.settle(message, refusal(connection, answer))
 
 
 def refusal(connection: Connection, answer: object) -> str | None:

@@ -69,8 +69,8 @@ def tidy(
             with _collecting(failures):
                 _compress(path)
     archives = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in folder.rglob("*.gz"))
-    kept = {path.name.removesuffix(".gz") for path in undelivered}
-    archives = [entry for entry in archives if entry[2].name.removesuffix(".gz") not in kept]
+    undelivered_names = {path.name.removesuffix(".gz") for path in undelivered}
+    archives = [entry for entry in archives if entry[2].name.removesuffix(".gz") not in undelivered_names]
     size = sum(entry[1] for entry in archives)
     for written_s, file_bytes, path in archives:
         if size > keep_bytes or EARLIEST_S < written_s < now_s - keep_s:

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from benchd.daemon.delivery.broker import Broker, Ended
-from benchd.daemon.delivery.connection import Arrived, Connection, Terms, Unsendable, connect
-from benchd.daemon.delivery.delivery import HUNG_UP, TURN_S, Delivery, Line, refusal
+from benchd.daemon.delivery.broker import Broker, ConnectionEnded
+from benchd.daemon.delivery.connection import Connection, IncomingMessage, Terms, Unsendable, connect
+from benchd.daemon.delivery.delivery import HUNG_UP, TURN_S, Delivery, SentLine, refusal
 from benchd.daemon.delivery.messages import Status
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
@@ -52,7 +52,7 @@ class LinkState:
     conflict: str | None = None
     acknowledged_s: float | None = None  # on the monotonic clock
     telemetry_dropped: int = 0
-    commands: deque[Arrived] = field(default_factory=deque)
+    commands: deque[IncomingMessage] = field(default_factory=deque)
     events: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=MAX_WAITING))
 
 
@@ -130,7 +130,7 @@ class Link:
             began_s = time.monotonic()
             try:
                 self._converse()
-            except Ended as end:
+            except ConnectionEnded as end:
                 self._end(str(end))
             except Exception as error:  # any failure ends the connection but not the thread
                 self._end(f"{type(error).__name__}: {error}")
@@ -153,7 +153,7 @@ class Link:
             self._stopping.wait(TURN_S)
 
     def _converse(self) -> None:
-        """Keep one connection until the link stops; raise Ended with the reason if it ends first."""
+        """Keep one connection until the link stops; raise ConnectionEnded with the reason if it ends first."""
         session = secrets.token_hex(8)
         self._sessions.append(session)
         will = (self._topics.of("status"), self._status("offline", session))
@@ -195,15 +195,15 @@ class Link:
             self.delivery.fill(connection)
             self._save(at_once=False)
             if connection.silent_s > SILENT_S:
-                raise Ended(f"{connection.address} does not acknowledge anything")
+                raise ConnectionEnded(f"{connection.address} does not acknowledge anything")
 
     def _settle(self, connection: Connection) -> None:
-        for what, answer in connection.take_acknowledged():
+        for message, answer in connection.take_acknowledged():
             words = refusal(connection, answer)
-            self.delivery.settle(what, words)
+            self.delivery.settle(message, words)
             if words:
-                self._deny(what if isinstance(what, str) else "", words)
-            elif isinstance(what, Line):
+                self._deny(message if isinstance(message, str) else "", words)
+            elif isinstance(message, SentLine):
                 self.state.acknowledged_s = time.monotonic()
         for topic, reason in connection.take_refused():
             self._deny(topic, f"{connection.address} refused the subscription: {reason}")
@@ -217,7 +217,7 @@ class Link:
             self.state.denied = f"{topic or 'a result'}: {words}; check the broker's access rules and limits"
             self.tell("not_sent", self.state.denied)
 
-    def _take(self, connection: Connection, message: Arrived) -> None:
+    def _take(self, connection: Connection, message: IncomingMessage) -> None:
         if message.topic == self._topics.of("status"):
             self._take_status(connection, message)
         elif message.topic.startswith(self._topics.command("")):
@@ -225,7 +225,7 @@ class Link:
                 self.state.commands.append(message)
             self._wake_service()
 
-    def _take_status(self, connection: Connection, message: Arrived) -> None:
+    def _take_status(self, connection: Connection, message: IncomingMessage) -> None:
         """Correct a late will of this device, and detect another machine with the same id."""
         try:
             status = msgspec.json.decode(message.body, type=Status)

@@ -86,7 +86,7 @@ class Log:
         """Move a file of at least `from_bytes` to the archives and begin a new one."""
         if self._size < from_bytes:
             return
-        first = next((found for line in journal.read(self.path) if (found := _seq(line, self.id))), None)
+        first = next((seq for line in journal.read(self.path) if (seq := _seq(line, self.id))), None)
         if first is not None:
             name = f"{self.path.stem}-{self.id}-{first}-{self.last_seq}.jsonl"
             with self._moving:
@@ -128,8 +128,8 @@ class Log:
     def _lines(self, current: BinaryIO, after: int) -> Iterator[Entry]:
         """Yield the lines of the open file after `after`; damaged lines are reported and skipped."""
         with explaining(self.path), current as lines:
-            found = os.fstat(lines.fileno())
-            id_ = (found.st_dev, found.st_ino)
+            status = os.fstat(lines.fileno())
+            id_ = (status.st_dev, status.st_ino)
             if self._place[:2] == (after, id_):
                 lines.seek(self._place[2])
             for line in lines:
@@ -165,9 +165,9 @@ class Log:
             return None
         return Entry(seq, line)
 
-    def _report(self, what: bytes, text: str) -> None:
-        if what not in self._reported:
-            self._reported.add(what)
+    def _report(self, damage: bytes, text: str) -> None:
+        if damage not in self._reported:
+            self._reported.add(damage)
             self.report(text)
 
     def _find_last(self) -> None:
@@ -188,8 +188,8 @@ class Log:
         with explaining(self.path), self.path.open("rb") as file:
             for length in (TAIL_BYTES, self._size):
                 file.seek(max(0, self._size - length))
-                whole = file.read(length).split(b"\n")[:-1]
-                if heads := [head for line in whole if (head := HEAD.match(line))]:
+                lines = file.read(length).split(b"\n")[:-1]
+                if heads := [head for line in lines if (head := HEAD.match(line))]:
                     return heads
         return []
 
@@ -202,8 +202,8 @@ def files(folder: Path, name: str) -> list[Path]:
 
 def _archives(folder: Path, stem: str) -> list[_File]:
     """Return the archives of the logs with this name, in order of their numbers."""
-    found = {path: match for path in folder.glob(f"{stem}-*") if (match := _ARCHIVE.search(path.name))}
-    files = [_File(match[1], int(match[2]), int(match[3]), path) for path, match in found.items()]
+    matches = {path: match for path in folder.glob(f"{stem}-*") if (match := _ARCHIVE.search(path.name))}
+    files = [_File(match[1], int(match[2]), int(match[3]), path) for path, match in matches.items()]
     return sorted(files, key=lambda file: file.first)
 
 

@@ -172,7 +172,7 @@ class Latest(Struct, frozen=True, kw_only=True):
     baseline_ms: float | None = None
 
 
-class Deployed(Struct, frozen=True, kw_only=True):
+class DeployedFolder(Struct, frozen=True, kw_only=True):
     """Retained: what is deployed from a `benchd ship` folder, its promise, and the verdict of the last verification.
 
     `change` is the current time divided by the promised one, minus 1, with its 95 % interval; `since` is when the

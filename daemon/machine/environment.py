@@ -349,8 +349,8 @@ def variables(given: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, st
 
 
 def _public(name: str, value: str) -> str:
-    shown = _without_folders(value)
-    return shown if name == "CUDA_VISIBLE_DEVICES" else _OPAQUE.sub(_hashed, shown)
+    redacted = _without_folders(value)
+    return redacted if name == "CUDA_VISIBLE_DEVICES" else _OPAQUE.sub(_hashed, redacted)
 
 
 def _hashed(match: re.Match[str]) -> str:
@@ -365,8 +365,8 @@ def without_credentials(word: str) -> str:
 
 def _without_folders(value: str) -> str:
     """Replace each path, which may differ between equal machines, by `.../file`, and remove credentials from URLs."""
-    shown = without_credentials(value)
-    return shown if "://" in value else _FOLDERS.sub(".../", shown)
+    redacted = without_credentials(value)
+    return redacted if "://" in value else _FOLDERS.sub(".../", redacted)
 
 
 def _found(file: Path, pattern: str) -> str | None:

@@ -33,14 +33,14 @@ def _home() -> Path:
     """
     with suppress(RuntimeError):  # no HOME, and no passwd entry
         return Path.home()
-    made = Path(tempfile.gettempdir()) / f"benchd-{os.geteuid()}"
+    folder = Path(tempfile.gettempdir()) / f"benchd-{os.geteuid()}"
     with suppress(FileExistsError):
-        made.mkdir(mode=0o700)
-    status = made.lstat()
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         reason = "not owned exclusively by this user, who has no home: set HOME to a folder"
-        raise PermissionError(errno.EACCES, reason, str(made))
-    return made
+        raise PermissionError(errno.EACCES, reason, str(folder))
+    return folder
 
 
 def user() -> str:

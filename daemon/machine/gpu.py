@@ -155,8 +155,8 @@ def _counted(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
 def _unique(gpus: Sequence[Gpu], start: str) -> str:
     matches = [gpu.uuid for gpu in gpus if gpu.uuid.startswith(start)]
     if len(matches) != 1:
-        there = ", ".join(gpu.uuid for gpu in gpus) or "none"
-        raise NotAvailable(f"{len(matches)} GPUs match {start}...; found: {there}")
+        available = ", ".join(gpu.uuid for gpu in gpus) or "none"
+        raise NotAvailable(f"{len(matches)} GPUs match {start}...; found: {available}")
     return matches[0]
 
 

@@ -14,14 +14,14 @@ def adding(extra: str) -> str:
     origin = json.loads((distribution and distribution.read_text("direct_url.json")) or "{}")
     url = urlsplit(origin.get("url", ""))
     where = unquote(url.path) if url.scheme == "file" else "benchd"
-    what = ["-e"] * bool(origin.get("dir_info", {}).get("editable")) + [f"{where}[{extra}]"]
+    arguments = ["-e"] * bool(origin.get("dir_info", {}).get("editable")) + [f"{where}[{extra}]"]
     if (Path(sys.prefix) / "pipx_metadata.json").exists():
-        return shlex.join(["pipx", "install", "--force", *what])
+        return shlex.join(["pipx", "install", "--force", *arguments])
     if (Path(sys.prefix) / "uv-receipt.toml").exists():
-        return shlex.join(["uv", "tool", "install", "--force", *what])
+        return shlex.join(["uv", "tool", "install", "--force", *arguments])
     if not has_pip():
-        return shlex.join(["uv", "pip", "install", "--python", sys.executable, *what])
-    return shlex.join([sys.executable, "-m", "pip", "install", *what])
+        return shlex.join(["uv", "pip", "install", "--python", sys.executable, *arguments])
+    return shlex.join([sys.executable, "-m", "pip", "install", *arguments])
 
 
 def has_pip() -> bool:

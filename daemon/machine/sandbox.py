@@ -71,8 +71,8 @@ def status(root: Path = Path("/")) -> tuple[str, str] | None:
     if not (root / "run/systemd/system").is_dir():
         return None
     # fails in a container or chroot that sees the host's /run
-    shown = tool_output("systemctl", "show", NAME, "--property=LoadState,ActiveState,StatusText")
-    properties = dict(line.split("=", 1) for line in (shown or "").splitlines() if "=" in line)
+    output = tool_output("systemctl", "show", NAME, "--property=LoadState,ActiveState,StatusText")
+    properties = dict(line.split("=", 1) for line in (output or "").splitlines() if "=" in line)
     return (properties["ActiveState"], properties["StatusText"]) if properties.get("LoadState") == "loaded" else None
 
 

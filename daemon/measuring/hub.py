@@ -20,8 +20,8 @@ def is_named(text: str) -> bool:
 
 def only(models: Iterable[object]) -> str | None:
     """Return the net from the Hub if `models` is its name or a list with only its name, else None."""
-    alone = (each[0] if isinstance(each, list) and len(each) == 1 else each for each in models)
-    return next((each for each in alone if isinstance(each, str) and is_named(each)), None)
+    alone = (model[0] if isinstance(model, list) and len(model) == 1 else model for model in models)
+    return next((name for name in alone if isinstance(name, str) and is_named(name)), None)
 
 
 def folder(text: str) -> Path:
@@ -34,16 +34,16 @@ def folder(text: str) -> Path:
         raise UsageError(f"{text}: expected {HUB}:ORG/NAME, or {HUB}:FOLDER with a subfolder of the current folder")
     if importlib.util.find_spec("transformers") is None:
         raise NotAvailable(f"{text}: the package transformers is not installed: pip install transformers")
-    here = Path(name).resolve() if Path(name, "config.json").is_file() else _cached(name)
-    if here is None:
+    path = Path(name).resolve() if Path(name, "config.json").is_file() else _cached(name)
+    if path is None:
         raise NotAvailable(
             f"{text}: not a folder here, and not in the cache {_cache()}; fetch it with: hf download {name}"
         )
-    if (here / "adapter_config.json").is_file():
+    if (path / "adapter_config.json").is_file():
         raise UsageError(f"{text}: this is an adapter; merge it into its base model and save the result")
-    if not any(here.glob("*.safetensors")):
+    if not any(path.glob("*.safetensors")):
         raise UsageError(f"{text}: no .safetensors file, and benchd does not load pickles; save it with safetensors")
-    return here
+    return path
 
 
 def _cache() -> Path:

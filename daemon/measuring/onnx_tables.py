@@ -81,8 +81,8 @@ class _Graph:
                 yield node.input[_LENGTHS], steps[0]
 
     def _note(self, index: _Index, first: int, last: int) -> None:
-        each = sum(index.factors.values())
-        low, high = max(0, -((index.constant - first) // each)), (last - index.constant) // each
+        slope = sum(index.factors.values())
+        low, high = max(0, -((index.constant - first) // slope)), (last - index.constant) // slope
         for name in index.factors:
             lowest, highest = self.ranges.get(name, (low, high))
             if max(low, lowest) <= min(high, highest):
@@ -94,24 +94,25 @@ class _Graph:
         if not known or node.op_type not in {*_SAME, "Add", "Sub", "Mod", "Mul", "CumSum"}:
             return
         first, *others = known
-        made = _Index(
-            {name: factor for one in known for name, factor in one.factors.items()}, max(one.constant for one in known)
+        index = _Index(
+            {name: factor for operand in known for name, factor in operand.factors.items()},
+            max(operand.constant for operand in known),
         )
         if node.op_type == "Add":
-            made = _Index(_summed(known), sum(one.constant for one in known) + self._constant(node.input))
+            index = _Index(_summed(known), sum(operand.constant for operand in known) + self._constant(node.input))
         elif node.op_type == "Sub":
             if node.input[0] not in self._followed:
                 return
-            made = _Index(first.factors, first.constant - self._largest(node.input[1]))
+            index = _Index(first.factors, first.constant - self._largest(node.input[1]))
         elif node.op_type == "Mul":
             if others and first.factors.keys() & others[0].factors.keys():  # a mask multiplied by itself
                 return
             # otherwise multiplied by a mask of 0 and 1
-            made = first if others else _times(first, max(1, self._constant(node.input)))
+            index = first if others else _times(first, max(1, self._constant(node.input)))
         elif node.op_type == "CumSum":
-            made = _times(first, self._length(node))
-        if all(factor > 0 for factor in made.factors.values()):
-            self._followed |= dict.fromkeys(node.output, made)
+            index = _times(first, self._length(node))
+        if all(factor > 0 for factor in index.factors.values()):
+            self._followed |= dict.fromkeys(node.output, index)
 
     def _length(self, node: NodeProto) -> int:
         """Return how many numbers a CumSum adds up, 0 if that is not in the file."""
@@ -127,10 +128,10 @@ class _Graph:
         if name in self._followed:
             index = self._followed[name]
             return sum(index.factors.values()) + index.constant
-        held = self._stored.get(name)
-        if held is None or held.data_location == TensorProto.EXTERNAL:
+        tensor = self._stored.get(name)
+        if tensor is None or tensor.data_location == TensorProto.EXTERNAL:
             return 0
-        return int(numpy_helper.to_array(held).max(initial=0))
+        return int(numpy_helper.to_array(tensor).max(initial=0))
 
     def _shape(self, name: str) -> list[int]:
         """Return the sizes of a tensor, with 0 for each unknown size; [] if nothing is known."""
@@ -139,7 +140,10 @@ class _Graph:
         if self._shapes is None:
             inferred = onnx.shape_inference.infer_shapes(self._model).graph
             described = [*inferred.value_info, *inferred.input]
-            self._shapes = {one.name: [size.dim_value for size in one.type.tensor_type.shape.dim] for one in described}
+            self._shapes = {
+                value_info.name: [size.dim_value for size in value_info.type.tensor_type.shape.dim]
+                for value_info in described
+            }
         return self._shapes.get(name, [])
 
 
@@ -151,12 +155,12 @@ def _summed(parts: Sequence[_Index]) -> dict[str, int]:
 
 
 def _times(index: _Index, factor: int) -> _Index:
-    return _Index({name: factor * each for name, each in index.factors.items()}, factor * index.constant)
+    return _Index({name: factor * coefficient for name, coefficient in index.factors.items()}, factor * index.constant)
 
 
 def _integer(node: NodeProto, *names: str) -> int:
     """Return the node's attribute with one of these names, 0 if absent."""
-    return next((one.i for one in node.attribute if one.name in names), 0)
+    return next((attribute.i for attribute in node.attribute if attribute.name in names), 0)
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[NodeProto]:

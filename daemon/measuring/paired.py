@@ -24,7 +24,7 @@ from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.machine import environment, interpreter
 from benchd.daemon.machine.signals import ending
 from benchd.daemon.measuring import plan, recording
-from benchd.daemon.measuring.plan import Planned
+from benchd.daemon.measuring.plan import PlannedCase
 from benchd.daemon.measuring.protocol import Compare, Outcome
 from benchd.daemon.measuring.recording import RunHeader, RunId
 from benchd.daemon.measuring.session import Session
@@ -79,7 +79,7 @@ class Request:
 class Side:
     """One of the two sides: its case, its interpreter and variables, its name and its outcomes."""
 
-    planned: Planned
+    planned: PlannedCase
     python: str
     variables: Mapping[str, str]
     recipe: Compare
@@ -104,7 +104,7 @@ class Side:
 
 
 def compare(
-    request: Request, planned: Sequence[Planned], session: Session, err: TextIO, decide: Decide | None = None
+    request: Request, planned: Sequence[PlannedCase], session: Session, err: TextIO, decide: Decide | None = None
 ) -> tuple[Comparison, int]:
     """Measure both planned sides alternately until there is a verdict; return it and the measurement's exit code.
 
@@ -126,9 +126,9 @@ def compare(
     if request.is_aa and verdict.effect is not None:
         _add_to_noise_floor(verdict, sides[0], session.failures)
     names, runs = (sides[0].name, sides[1].name), ([sides[0].medians_ms], [sides[1].medians_ms])
-    made = comparison(names, verdict, runs, (first, second), ratios)
+    result = comparison(names, verdict, runs, (first, second), ratios)
     code = 130 if session.interrupted else _code(sides)
-    return msgspec.structs.replace(made, broken_off=code != 0), code
+    return msgspec.structs.replace(result, broken_off=code != 0), code
 
 
 def _code(sides: Sequence[Side]) -> int:
@@ -140,7 +140,7 @@ def _code(sides: Sequence[Side]) -> int:
     return 7 if "unsupported" in statuses else int(statuses != {"ok"} or is_mixed)
 
 
-def planned_sides(request: Request, limits: LimitsConfig, machine: plan.Machine) -> list[Planned]:
+def planned_sides(request: Request, limits: LimitsConfig, machine: plan.Machine) -> list[PlannedCase]:
     """Return the case of each side; raise UsageError, or NotAvailable for a case that cannot run here."""
     if request.pairs is not None and request.pairs < 2:
         raise UsageError(f"--pairs {request.pairs}: must be at least 2")
@@ -166,7 +166,7 @@ def _both(given: Sequence[T]) -> list[T]:
     return list(given) * (2 if len(given) == 1 else 1)
 
 
-def _called(entry: Planned, python: str, request: Request) -> str:
+def _called(entry: PlannedCase, python: str, request: Request) -> str:
     """Return the case id, followed by any other differences between the sides."""
     words, paths = [entry.case.case_id], {module.path for module in request.modules}
     words += [f"of {os.path.relpath(entry.own.path)}"] if isinstance(entry.own, UserModule) and len(paths) > 1 else []
@@ -176,7 +176,7 @@ def _called(entry: Planned, python: str, request: Request) -> str:
 
 def _planned(
     case_id: str, own: UserModel | None, request: Request, limits: LimitsConfig, machine: plan.Machine
-) -> Planned:
+) -> PlannedCase:
     if own and not f"{case_id},".startswith(f"{own.model},"):
         case_id = f"{own.model},{case_id}"
     suite = msgspec.structs.replace(plan.suite_of(case_id, request.preset), samples=request.samples)
@@ -190,7 +190,7 @@ def _planned(
     return _short(entry)
 
 
-def _short(entry: Planned) -> Planned:
+def _short(entry: PlannedCase) -> PlannedCase:
     """Return the entry with shorter processes, unless the user chose how long each of them measures.
 
     The verdict depends on the variation between processes, about which longer processes reveal nothing.

@@ -86,7 +86,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedCase:
     """A case of the plan. `reason` says why it cannot run here; `by_name` is set if its variant was requested by name.
 
     `is_searched` is set if its batch size is part of a search, which ends when the throughput stops rising. `beside` is
@@ -101,7 +101,7 @@ class Planned:
     own: UserModel | None = None
     inputs: Inputs = field(default_factory=Inputs)
     is_searched: bool = False
-    beside: "Planned | None" = None
+    beside: "PlannedCase | None" = None
 
     @property
     def seconds(self) -> float:
@@ -111,8 +111,8 @@ class Planned:
         percentile.
         """
         runs = CONFIRMATIONS + MOST_TRIALS * TRIAL_SHARE if self.searched_percentile else 1
-        one = (START_S + self.limits.warm_up_cap_s) * (2 if self.beside else 1) + self.limits.rule.cap_s * runs
-        return 0.0 if self.reason else one * self.limits.processes
+        process_s = (START_S + self.limits.warm_up_cap_s) * (2 if self.beside else 1) + self.limits.rule.cap_s * runs
+        return 0.0 if self.reason else process_s * self.limits.processes
 
     @property
     def searched_percentile(self) -> float | None:
@@ -127,12 +127,12 @@ def inspect(device: str) -> Machine:
     Raises NotAvailable for a missing GPU and for an installation that cannot measure.
     """
     require_measure()
-    asked = device
+    requested = device
     if device != "cpu":
         device = "cuda" if device != "auto" or has_gpu() else "cpu"
     compilers = (os.environ.get("CXX", "g++"), os.environ.get("CC", "cc"))
     has_cxx, has_cc = (shutil.which(compiler) is not None for compiler in compilers)
-    gpu_uuid = gpu.measured(asked) if device == "cuda" else None
+    gpu_uuid = gpu.measured(requested) if device == "cuda" else None
     packages = frozenset(name for name in PACKAGES if importlib.util.find_spec(name))
     packages -= {"onnxruntime"} if sessions.why_not() else set()
     closed = closed_gpu() if device == "cuda" else None
@@ -189,13 +189,13 @@ def plan(
     own: UserModel | None = None,
     *,
     search: bool = False,
-) -> list[Planned]:
+) -> list[PlannedCase]:
     """Return the cases of all suites, each once; raise UsageError for an unknown name or value, or a duplicate case_id.
 
     With the weights "demo", a case gets the options that its model was trained with. With `search`, an offline case
     without batch sizes doubles the batch as long as that raises the throughput.
     """
-    planned: dict[str, tuple[str, Planned]] = {}
+    planned: dict[str, tuple[str, PlannedCase]] = {}
     for number, suite in enumerate(suites or [Suite()], 1):
         this = suite.name or str(number)
         for entry in _cases(suite, limits, machine, own, search):
@@ -211,7 +211,7 @@ def plan(
     return [entry for _, entry in planned.values()]
 
 
-def _reads(planned: Planned) -> tuple[UserModel | None, Inputs]:
+def _reads(planned: PlannedCase) -> tuple[UserModel | None, Inputs]:
     """Return a case's weights and inputs, which are not part of its case_id."""
     variant = planned.case.variant
     calibration = planned.inputs.calibration if variant.precision == "int8" and variant.kernels == "torch" else None
@@ -338,7 +338,7 @@ def _of_scenario(limits: Limits, case: Case, suite: Suite, config: LimitsConfig)
 
 def _cases(
     suite: Suite, config: LimitsConfig, machine: Machine, own: UserModel | None, search: bool
-) -> Iterator[Planned]:
+) -> Iterator[PlannedCase]:
     limits, own = _limits(suite, config), own or _of_suite(suite)
     loads.refuse(suite)
     is_elsewhere = suite.device is not None and machine.device != suite.device
@@ -381,7 +381,7 @@ def _cases(
                     its_limits = _of_scenario(limits, case, suite, config)
                     by_name = bool(suite.variants) and not (is_searched and batch_size > 1)
                     inputs = _inputs(suite, case, own)
-                    yield Planned(
+                    yield PlannedCase(
                         case, suite.preset, its_limits, by_name, reason, own, inputs, is_searched, beside=beside
                     )
 
@@ -399,7 +399,7 @@ def _refuse(suite: Suite, models: Sequence[str], own: UserModel | None) -> None:
     _refuse_weights(suite, models, own)
 
 
-def _neighbour(suite: Suite, config: LimitsConfig, machine: Machine) -> Planned:
+def _neighbour(suite: Suite, config: LimitsConfig, machine: Machine) -> PlannedCase:
     """Return the neighbour of a suite's cases; raise UsageError unless it is a single case."""
     text, _ = loads.neighbour(suite.beside)
     planned = plan([suite_of(text, suite.preset)], config, machine)
@@ -438,15 +438,15 @@ def _inputs(suite: Suite, case: Case, own: UserModel | None) -> Inputs:
         weights, data = None if suite.weights == demo.RANDOM else suite.weights, suite.data
     else:
         weights, data = demo.sources(case.model, case.options, suite.weights, suite.data)
-    asked = Inputs(**{name: getattr(suite, name) for name in Inputs.__struct_fields__})
+    inputs = Inputs(**{name: getattr(suite, name) for name in Inputs.__struct_fields__})
     if suite.samples:
         if suite.data:
             raise UsageError("--inputs and --data both set the model's inputs: give one of them")
-        data, asked = None, msgspec.structs.replace(asked, samples=user_inputs.of_samples("--inputs", suite.samples))
+        data, inputs = None, msgspec.structs.replace(inputs, samples=user_inputs.of_samples("--inputs", suite.samples))
     if suite.metric:
-        asked = msgspec.structs.replace(asked, metric=user_inputs.of_metric(suite.metric))
+        inputs = msgspec.structs.replace(inputs, metric=user_inputs.of_metric(suite.metric))
     accuracy = _accuracy(suite, weights, data, own)
-    return msgspec.structs.replace(asked, weights=weights, data=data, accuracy=accuracy)
+    return msgspec.structs.replace(inputs, weights=weights, data=data, accuracy=accuracy)
 
 
 def _accuracy(suite: Suite, weights: str | None, data: str | None, own: UserModel | None) -> ImageCount | None:
@@ -466,7 +466,7 @@ def _accuracy(suite: Suite, weights: str | None, data: str | None, own: UserMode
     return suite.accuracy or (POOL_IMAGES if data and (is_trained or suite.metric) else None)
 
 
-def refuse_absent_images(planned: Sequence[Planned], max_accuracy_drop: float | None) -> None:
+def refuse_absent_images(planned: Sequence[PlannedCase], max_accuracy_drop: float | None) -> None:
     """Raise UsageError for missing images or labels, and for an accuracy limit if no case measures accuracy."""
     try:
         for images, labels in {(entry.inputs.data, entry.inputs.labels) for entry in planned}:
@@ -537,19 +537,19 @@ def _own_variants(own: UserModel | None, machine: Machine) -> list[str]:
 
 def _module_variants(suite: Suite, model: str, machine: Machine) -> list[str]:
     """Return the variants worth measuring: for quick those most often shipped, otherwise all that can run here."""
-    on_gpu, whole = machine.device == "cuda", suite.preset != "quick"
+    on_gpu, is_full = machine.device == "cuda", suite.preset != "quick"
     has_custom = machine.device in catalog.entry(model).custom_kernels
     has_triton = "triton" in machine.packages
     names = ["eager", *(["fp16"] if on_gpu else [])]
     names += ["custom"] if has_custom and machine.has_cc and (has_triton or not on_gpu) else []
-    names += ["compile", "compile-amp"] if whole else []
-    names += ["cudagraph", "cudagraph-fp16"] if on_gpu and whole else []
+    names += ["compile", "compile-amp"] if is_full else []
+    names += ["cudagraph", "cudagraph-fp16"] if on_gpu and is_full else []
     names += ["custom-cudagraph-fp16"] if on_gpu and has_custom and has_triton else []
     for backend in FILE_BACKENDS:
         runtime = RUNTIMES[backend]
         if runtime.device in (None, machine.device) and runtime.package in machine.packages:
-            names += [backend] if whole else []
-            names += [f"{backend}-fp16"] if on_gpu and (whole or runtime.device) else []
+            names += [backend] if is_full else []
+            names += [f"{backend}-fp16"] if on_gpu and (is_full or runtime.device) else []
     return names
 
 
@@ -601,17 +601,17 @@ def _refuse_unknown_options(suite: Suite, models: Sequence[str], own: UserModel 
 
 def why_not(case: Case, machine: Machine, user_onnx: bool = False) -> str | None:
     """Return why this case cannot run on this machine, as far as is known without torch, else None."""
-    device, here = machine.device, case.variant
+    device, variant = machine.device, case.variant
     reasons = itertools.chain(
         [machine.closed_gpu] if machine.closed_gpu else [],
-        _of_runtime(here, machine, user_onnx=user_onnx),
+        _of_runtime(variant, machine, user_onnx=user_onnx),
         _of_int8(case, machine, user_onnx=user_onnx),
         _of_settings(case, device),
         _of_kernels(case, machine),
-        [catalog.TRAINING] if case.direction == "training" and not catalog.trains(case.model, here.name) else [],
+        [catalog.TRAINING] if case.direction == "training" and not catalog.trains(case.model, variant.name) else [],
         _of_streams(case, device),
         ["no NVIDIA GPU is visible on this machine"] if device == "cuda" and not has_gpu() else [],
-        _of_compiler(here, machine),
+        _of_compiler(variant, machine),
     )
     return next(iter(reasons), None)
 
@@ -707,13 +707,13 @@ def cannot_run(machine: Machine) -> dict[str, list[str]]:
     return by_reason
 
 
-def in_rounds(planned: Sequence[Planned]) -> list[list[Planned]]:
+def in_rounds(planned: Sequence[PlannedCase]) -> list[list[PlannedCase]]:
     """Return the cases in groups: competing cases with several processes are measured together, in rounds.
 
     Competing cases differ only in the variant or, for `offline`, also in the batch size. A searched batch depends on
     the previous one, and is a group by itself.
     """
-    groups: dict[object, list[Planned]] = {}
+    groups: dict[object, list[PlannedCase]] = {}
     for place, entry in enumerate(planned):
         is_alone = entry.is_searched or entry.limits.processes == 1
         groups.setdefault(place if is_alone else _but_for_its_variant(entry.case), []).append(entry)

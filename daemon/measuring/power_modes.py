@@ -49,11 +49,11 @@ def run(modes: Sequence[str], command: Sequence[str], out: TextIO, root: Path = 
     nvpmodel is absent or fails.
     """
     chosen = _chosen(modes, read_modes(root))
-    there = {mode: path for mode in chosen if (path := Path(_of(mode, made))).is_file()}
-    if there.keys() >= set(chosen):
-        raise UsageError(f"already built: {', '.join(map(str, there.values()))}; delete to rebuild")
-    sweep = _Sweep([mode for mode in chosen if mode not in there], command, out)
-    for mode, path in there.items():
+    existing = {mode: path for mode in chosen if (path := Path(_of(mode, made))).is_file()}
+    if existing.keys() >= set(chosen):
+        raise UsageError(f"already built: {', '.join(map(str, existing.values()))}; delete to rebuild")
+    sweep = _Sweep([mode for mode in chosen if mode not in existing], command, out)
+    for mode, path in existing.items():
         sweep.say(f"{mode.name} skipped: {path} already exists")
     return sweep.run()
 
@@ -208,6 +208,6 @@ def _invoking_user(variables: Mapping[str, str]) -> dict[str, Any]:
     user, group = int(variables["SUDO_UID"]), int(variables["SUDO_GID"])
     entry = pwd.getpwuid(user)
     own = {"HOME": entry.pw_dir, "USER": entry.pw_name, "LOGNAME": entry.pw_name}
-    kept = {name: value for name, value in variables.items() if not name.startswith(("SUDO_", "XDG_"))}
+    inherited = {name: value for name, value in variables.items() if not name.startswith(("SUDO_", "XDG_"))}
     groups = os.getgrouplist(entry.pw_name, group)
-    return {"user": user, "group": group, "extra_groups": groups, "env": kept | own}
+    return {"user": user, "group": group, "extra_groups": groups, "env": inherited | own}

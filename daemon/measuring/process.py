@@ -60,17 +60,17 @@ class Child(Generic[T]):
         self._is_closed = False
         self._mark = uuid.uuid4().hex
         self._temporary = Path(job.cache, "tmp")
-        with ExitStack() as held:
-            held.enter_context(temporary.shared(self._temporary))
+        with ExitStack() as stack:
+            stack.enter_context(temporary.shared(self._temporary))
             read_end, write_end = os.pipe()
-            held.callback(os.close, read_end)
+            stack.callback(os.close, read_end)
             self._lines = Lines(read_end, decoder)
             try:
                 command = interpreter.of_module(module, str(write_end), python=python)
                 self._process = self._spawn(command, job, write_end)
             finally:
                 os.close(write_end)
-            self._held = held.pop_all()
+            self._held = stack.pop_all()
 
     def _spawn(self, command: list[str], job: Job, write_end: int) -> subprocess.Popen[bytes]:
         line = encoded(job) + b"\n"
@@ -113,8 +113,8 @@ class Child(Generic[T]):
     def messages(self) -> list[T]:
         """Return the messages that have arrived."""
         read = self._lines.read()
-        self.rubbish = next((one for one in reversed(read) if isinstance(one, Rubbish)), self.rubbish)
-        return [one for one in read if not isinstance(one, Rubbish)]
+        self.rubbish = next((message for message in reversed(read) if isinstance(message, Rubbish)), self.rubbish)
+        return [message for message in read if not isinstance(message, Rubbish)]
 
     def stop(self) -> None:
         """End the process and everything that it started: terminate, then kill."""

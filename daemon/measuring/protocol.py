@@ -12,7 +12,6 @@ from benchd.daemon.records import (
     ArtifactFacts,
     Case,
     Check,
-    Counted,
     Inputs,
     ModelFacts,
     NeuroBench,
@@ -25,6 +24,7 @@ from benchd.daemon.records import (
     UserModel,
     UserModule,
     UserNir,
+    WorkCount,
 )
 from benchd.daemon.verdicts.statistics import StopRule
 from benchd.exporters.files import Form, QuantisedFor
@@ -113,7 +113,7 @@ class Compare(Struct, frozen=True, tag=True):
     span: tuple[float, float] | None = None
 
 
-class Race(Compare, frozen=True, tag=True):
+class CompareDeployable(Compare, frozen=True, tag=True):
     """Like Compare, but a variant that cannot be deployed as files is rejected first."""
 
 
@@ -139,7 +139,7 @@ class Pack(Struct, frozen=True, tag=True):
     folder: str
 
 
-Recipe = Measure | Compare | Race | Verify | Accompany | Pack
+Recipe = Measure | Compare | CompareDeployable | Verify | Accompany | Pack
 
 
 def entry_of(model: str, own: UserModel | None) -> catalog.Model | None:
@@ -223,7 +223,7 @@ class Golden(Struct, frozen=True):
     rows_off: int = 0
 
 
-class Packed(Struct, frozen=True, kw_only=True):
+class PackedFiles(Struct, frozen=True, kw_only=True):
     """The worker's description of the files that it wrote: how to call them, and the answers to expect.
 
     `entry` builds a module: `package.module:function` in `code/`, or the model's name in the catalog.
@@ -251,7 +251,7 @@ class Outcome(Struct, kw_only=True, tag="outcome"):
     runtime: RuntimeFacts | None = None
     check: Check | None = None
     synaptic_flops: float | None = None
-    counted: Counted | None = None
+    counted: WorkCount | None = None
     neurobench: NeuroBench | None = None
     accuracy: Accuracy | None = None
     occupancy: Occupancy | None = None
@@ -264,7 +264,7 @@ class Outcome(Struct, kw_only=True, tag="outcome"):
     software: dict[str, str] = {}
     flags: list[str] = []
     missing: dict[str, str] = {}
-    packed: Packed | None = None
+    packed: PackedFiles | None = None
 
 
 Message = Stage | Outcome

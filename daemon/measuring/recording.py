@@ -14,7 +14,7 @@ import msgspec
 from benchd.daemon.machine import gpu, identity
 from benchd.daemon.machine.environment import fingerprint
 from benchd.daemon.machine.quiet import FOREIGN_CPUS
-from benchd.daemon.measuring.plan import Machine, Planned
+from benchd.daemon.measuring.plan import Machine, PlannedCase
 from benchd.daemon.measuring.protocol import Limits, Outcome
 from benchd.daemon.records import (
     BACK_TO_BACK,
@@ -224,11 +224,11 @@ def record(
 
 
 def of_planned(
-    planned: Planned, run: RunHeader, run_id: RunId, outcomes: Sequence[Outcome], probes: Probes | None = None
+    planned: PlannedCase, run: RunHeader, run_id: RunId, outcomes: Sequence[Outcome], probes: Probes | None = None
 ) -> Record:
     """Return the Record of a planned case, including everything needed to repeat the measurement."""
-    made = record(planned.case, planned.preset, run, run_id, outcomes, probes, planned.limits)
-    return msgspec.structs.replace(made, own=planned.own and planned.own.named, inputs=planned.inputs.named)
+    base_record = record(planned.case, planned.preset, run, run_id, outcomes, probes, planned.limits)
+    return msgspec.structs.replace(base_record, own=planned.own and planned.own.named, inputs=planned.inputs.named)
 
 
 def _status(outcomes: Sequence[Outcome]) -> tuple[Status, str | None]:
@@ -297,14 +297,14 @@ def _throughput(case: Case, timing: Timing | None, outcomes: Sequence[Outcome]) 
 def _deadlines(outcomes: Sequence[Outcome]) -> list[Deadlines]:
     of_rate: dict[int, list[Deadlines]] = {}
     for outcome in outcomes:
-        for one in outcome.process.deadlines:
-            of_rate.setdefault(one.rate_hz, []).append(one)
+        for tally in outcome.process.deadlines:
+            of_rate.setdefault(tally.rate_hz, []).append(tally)
     return [
         Deadlines(
             rate_hz,
-            sum(one.releases for one in deadlines),
-            sum(one.misses for one in deadlines),
-            max(one.worst_lateness_ms for one in deadlines),
+            sum(tally.releases for tally in deadlines),
+            sum(tally.misses for tally in deadlines),
+            max(tally.worst_lateness_ms for tally in deadlines),
         )
         for rate_hz, deadlines in of_rate.items()
     ]
@@ -318,9 +318,9 @@ def _neighbour(outcomes: Sequence[Outcome]) -> NeighbourResult | None:
     return NeighbourResult(
         case_id=neighbours[0].case_id,
         rate_hz=neighbours[0].rate_hz,
-        releases=sum(one.releases for one in neighbours),
-        misses=sum(one.misses for one in neighbours),
-        timing=_combined([one.timing for one in neighbours]),
+        releases=sum(neighbour.releases for neighbour in neighbours),
+        misses=sum(neighbour.misses for neighbour in neighbours),
+        timing=_combined([neighbour.timing for neighbour in neighbours]),
     )
 
 
@@ -329,24 +329,24 @@ def _requests(outcomes: Sequence[Outcome]) -> Requests | None:
     requests = [outcome.process.requests for outcome in outcomes if outcome.process.requests]
     if not requests:
         return None
-    met = [one.met for one in requests]
+    met = [summary.met for summary in requests]
     return Requests(
-        rate_hz=min(one.rate_hz for one in requests),
-        asked=sum(one.asked for one in requests),
-        answered=sum(one.answered for one in requests),
-        late=sum(one.late for one in requests),
-        dropped=sum(one.dropped for one in requests),
+        rate_hz=min(summary.rate_hz for summary in requests),
+        asked=sum(summary.asked for summary in requests),
+        answered=sum(summary.answered for summary in requests),
+        late=sum(summary.late for summary in requests),
+        dropped=sum(summary.dropped for summary in requests),
         met=False if False in met else None if None in met else True,
-        arrivals_p=min(one.arrivals_p for one in requests),
-        noticed_ms=max((one.noticed_ms for one in requests if one.noticed_ms is not None), default=None),
-        busy_share=median([one.busy_share for one in requests]),
+        arrivals_p=min(summary.arrivals_p for summary in requests),
+        noticed_ms=max((summary.noticed_ms for summary in requests if summary.noticed_ms is not None), default=None),
+        busy_share=median([summary.busy_share for summary in requests]),
     )
 
 
 def _dropped_half(outcomes: Sequence[Outcome]) -> bool:
     """Return whether a process dropped its median request, so that there is no median latency."""
     requests = [outcome.process.requests for outcome in outcomes if outcome.process.requests]
-    return any(figures.is_dropped_median(one) for one in requests)
+    return any(figures.is_dropped_median(summary) for summary in requests)
 
 
 def _memory(outcomes: Sequence[Outcome]) -> Memory | None:
@@ -370,7 +370,7 @@ def _worst_check(outcomes: Sequence[Outcome]) -> Check | None:
 def _energy(outcomes: Sequence[Outcome]) -> Energy | str | None:
     """Return the energy over all processes, or the reason why there is none; None if any process lacks it."""
     energies = [outcome.process.energy for outcome in outcomes]
-    present = [each for each in energies if each is not None]
+    present = [measured for measured in energies if measured is not None]
     return energy.combined(present) if present and len(present) == len(energies) else None
 
 
@@ -433,9 +433,13 @@ def _uneven(processes: Sequence[ProcessResult]) -> set[str]:
     """Return the flags for times whose interval is unreliable, because they jump between levels or are correlated."""
     medians_ms = [process.timing.median_ms for process in processes if process.timing and process.timing.median_ms > 0]
     blocks = [process.blocks for process in processes if process.blocks]
-    flags = {"two_levels"} if timings.two_levels(medians_ms) or any(each.levels for each in blocks) else set()
+    flags = (
+        {"two_levels"}
+        if timings.two_levels(medians_ms) or any(process_blocks.levels for process_blocks in blocks)
+        else set()
+    )
     # a disturbance that correlates interleaved blocks affects both processes equally
-    misleading = any(each.is_correlated and not each.is_interleaved for each in blocks)
+    misleading = any(process_blocks.is_correlated and not process_blocks.is_interleaved for process_blocks in blocks)
     return flags | ({"correlated_blocks"} if misleading else set())
 
 
@@ -449,7 +453,7 @@ def _threads(case: Case, environment: Environment, outcomes: Sequence[Outcome]) 
 def _moved(probes: Probes | None, outcomes: Sequence[Outcome]) -> set[str]:
     """Return the flag for a device whose peak rates have changed since the run began."""
     later = [outcome.process.probes for outcome in outcomes if outcome.process.probes]
-    return {"probes_moved" for one in later if probes and roofline.change(probes, one) > PROBES_SHARE}
+    return {"probes_moved" for later_probes in later if probes and roofline.change(probes, later_probes) > PROBES_SHARE}
 
 
 def _slow_clocks(environment: Environment, telemetry: dict[str, Summary]) -> set[str]:
@@ -497,7 +501,9 @@ def _with_worker_facts(environment: Environment, outcomes: Sequence[Outcome]) ->
 def _missing_percentile(least: int, outcomes: Sequence[Outcome]) -> str:
     """Return why a percentile is missing: each process needs `least` runs, including dropped requests."""
     processes = [outcome.process for outcome in outcomes]
-    runs = [one.requests.asked if one.requests else one.timing.runs for one in processes if one.timing]
+    runs = [
+        process.requests.asked if process.requests else process.timing.runs for process in processes if process.timing
+    ]
     fewest = min(runs, default=0)
     requests = _requests(outcomes)
     if requests and requests.dropped and fewest >= least:

@@ -28,7 +28,7 @@ from benchd.daemon.machine.lock import MachineLock
 from benchd.daemon.machine.quiet import Start, settle
 from benchd.daemon.machine.signals import on_signals
 from benchd.daemon.measuring import recording
-from benchd.daemon.measuring.plan import Machine, Planned
+from benchd.daemon.measuring.plan import Machine, PlannedCase
 from benchd.daemon.measuring.process import Child, Worker
 from benchd.daemon.measuring.protocol import Job, StageName, unmeasured
 from benchd.daemon.measuring.recording import RunHeader, RunId
@@ -49,10 +49,10 @@ class Sink:
     Only `stage` is called while a case is being timed.
     """
 
-    def begin(self, plan: Sequence[Planned]) -> None:
+    def begin(self, plan: Sequence[PlannedCase]) -> None:
         """Receive the plan."""
 
-    def stage(self, planned: Planned, process: int, stage: StageName, done: str = "") -> None:
+    def stage(self, planned: PlannedCase, process: int, stage: StageName, done: str = "") -> None:
         """Receive the running case, its stage and, if known, the progress."""
 
     def publish(self, record: Record, body: bytes) -> None:
@@ -129,7 +129,7 @@ class Session:
             flags=self.flags,
         )
 
-    def job(self, planned: Planned, suite_id: str) -> Job:
+    def job(self, planned: PlannedCase, suite_id: str) -> Job:
         """Return the job with which a child builds the case's model."""
         return Job(
             case=planned.case,
@@ -146,7 +146,7 @@ class Session:
             gpu_uuid=self.machine.gpu_uuid,
         )
 
-    def sampler(self, plan: Sequence[Planned]) -> SamplerProcess:
+    def sampler(self, plan: Sequence[PlannedCase]) -> SamplerProcess:
         """Return the sampler, which is started if necessary, on a CPU that the plan's cases leave free."""
         cpus, device = os.sched_getaffinity(0), self.machine.device
         threads = max(((entry.case.threads or len(cpus)) * entry.case.streams for entry in plan), default=len(cpus))
@@ -209,9 +209,9 @@ class Session:
     def _failed(self, record: Record, reason: str) -> Record:
         """Return a failed record to publish instead; without one, a service would measure the case over and over."""
         run, run_id = self.run(record.suite_id), RunId(record.run_id, record.t_wall, record.t_mono_ns)
-        made = recording.record(record.case, record.preset, run, run_id, [unmeasured("failed", reason)])
+        failed = recording.record(record.case, record.preset, run, run_id, [unmeasured("failed", reason)])
         return msgspec.structs.replace(
-            made, limits=record.limits, own=record.own, inputs=record.inputs, flags=record.flags
+            failed, limits=record.limits, own=record.own, inputs=record.inputs, flags=record.flags
         )
 
     def _hand_over(self, sink: Sink, record: Record, body: bytes) -> None:

@@ -18,7 +18,7 @@ import msgspec
 
 from benchd.daemon.machine.signals import ending
 from benchd.daemon.measuring import neighbours, plan, recording
-from benchd.daemon.measuring.plan import Planned
+from benchd.daemon.measuring.plan import PlannedCase
 from benchd.daemon.measuring.process import KILLED, Worker
 from benchd.daemon.measuring.protocol import Accompany, Job, Measure, Outcome, Recipe, unmeasured
 from benchd.daemon.measuring.recording import RunId
@@ -43,7 +43,7 @@ class Turn:
     `python` is a different interpreter, if any, and `variables` are set in addition to ours.
     """
 
-    planned: Planned
+    planned: PlannedCase
     name: str
     index: int
     recipe: Recipe
@@ -62,7 +62,7 @@ class Turn:
 class MeasuredCase:
     """A case being measured: its identity and the outcomes of its processes so far."""
 
-    planned: Planned
+    planned: PlannedCase
     run_id: RunId = field(default_factory=RunId.new)
     outcomes: list[Outcome] = field(default_factory=list)
 
@@ -82,7 +82,7 @@ class Supervisor:
     """
 
     session: Session
-    plan: Sequence[Planned]
+    plan: Sequence[PlannedCase]
     suite_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     needs_all: bool = False
     records: list[Record] = field(default_factory=list)
@@ -102,7 +102,9 @@ class Supervisor:
                     self.records += self.measure(group)
             self.session.end()
 
-    def measure(self, group: Sequence[Planned], begins: Callable[[MeasuredCase], None] | None = None) -> list[Record]:
+    def measure(
+        self, group: Sequence[PlannedCase], begins: Callable[[MeasuredCase], None] | None = None
+    ) -> list[Record]:
         """Measure these cases of the plan in rounds; return their Records, already passed to the sinks.
 
         `begins` is called with the case before each of its processes. A case left without any process by an interrupt
@@ -110,60 +112,60 @@ class Supervisor:
         """
         cases = [MeasuredCase(planned) for planned in group]
         self._measure(cases, begins or (lambda _: None))
-        made = [self._record(one) for one in cases if one.outcomes]
-        for record in made:
+        records = [self._record(case) for case in cases if case.outcomes]
+        for record in records:
             self.session.publish(record)
-        return made
+        return records
 
     def _measure(self, cases: Sequence[MeasuredCase], begins: Callable[[MeasuredCase], None]) -> None:
         """Run these cases in rounds of one process each, until each has finished, failed or been ended."""
-        for one in cases:
-            if one.planned.reason:
-                one.outcomes.append(unmeasured("unsupported", one.planned.reason))
+        for case in cases:
+            if case.planned.reason:
+                case.outcomes.append(unmeasured("unsupported", case.planned.reason))
 
-        def turn(one: MeasuredCase) -> Turn:
-            begins(one)
-            number, planned = len(one.outcomes), one.planned
-            recipe = self._recipe(planned, is_first=not number, is_last=self._is_last(one, cases))
+        def turn(case: MeasuredCase) -> Turn:
+            begins(case)
+            number, planned = len(case.outcomes), case.planned
+            recipe = self._recipe(planned, is_first=not number, is_last=self._is_last(case, cases))
             accuracy = None if number else planned.inputs.accuracy
-            return Turn(planned, f"{one.run_id.run_id}.{number}", number, recipe, accuracy=accuracy)
+            return Turn(planned, f"{case.run_id.run_id}.{number}", number, recipe, accuracy=accuracy)
 
-        while left := [one for one in cases if one.is_incomplete]:
-            for one, outcome in self.in_turn(random.sample(left, len(left)), turn, abreast=1):
-                self._keep(one, outcome)
+        while left := [case for case in cases if case.is_incomplete]:
+            for case, outcome in self.in_turn(random.sample(left, len(left)), turn, abreast=1):
+                self._keep(case, outcome)
                 if outcome.process.status == "aborted":
                     self._abort(cases, outcome)
                     return
 
     def _abort(self, cases: Sequence[MeasuredCase], aborted: Outcome) -> None:
         """Mark the incomplete cases as aborted for the same reason, if all of their processes are needed."""
-        for one in cases:
-            if self.needs_all and one.outcomes and one.is_incomplete:
-                one.outcomes.append(unmeasured("aborted", aborted.process.reason))
+        for case in cases:
+            if self.needs_all and case.outcomes and case.is_incomplete:
+                case.outcomes.append(unmeasured("aborted", aborted.process.reason))
 
-    def _keep(self, one: MeasuredCase, outcome: Outcome) -> None:
+    def _keep(self, case: MeasuredCase, outcome: Outcome) -> None:
         """Store the outcome of a case's process, and the rates that it probed."""
-        planned = one.planned
+        planned = case.planned
         failed = "probes" in outcome.missing and planned.case.scenario != "cold_start"
         if outcome.process.probes or failed:  # a failed probe is not repeated
             self._rates.setdefault(_rates_of(planned.case), outcome.process.probes)
-        one.outcomes.append(_end_of_search(outcome, planned.case.batch_size) if planned.is_searched else outcome)
+        case.outcomes.append(_end_of_search(outcome, planned.case.batch_size) if planned.is_searched else outcome)
 
-    def _is_last(self, one: MeasuredCase, cases: Sequence[MeasuredCase]) -> bool:
+    def _is_last(self, case: MeasuredCase, cases: Sequence[MeasuredCase]) -> bool:
         """Return whether no later process of the run depends on the same rates; `cases` alternate with this one."""
         groups = plan.in_rounds(self.plan)
-        place = next((place for place, group in enumerate(groups) if one.planned in group), len(groups))
-        others = [other.planned for other in cases if other is not one and other.is_incomplete]
+        place = next((place for place, group in enumerate(groups) if case.planned in group), len(groups))
+        others = [other.planned for other in cases if other is not case and other.is_incomplete]
         later = others + [entry for group in groups[place + 1 :] for entry in group]
-        rates = _rates_of(one.planned.case)
+        rates = _rates_of(case.planned.case)
         probing = [entry for entry in later if not entry.reason and _waits(entry)]
-        is_complete = len(one.outcomes) == one.planned.limits.processes - 1
+        is_complete = len(case.outcomes) == case.planned.limits.processes - 1
         return is_complete and rates not in {_rates_of(entry.case) for entry in probing}
 
-    def _record(self, one: MeasuredCase) -> Record:
-        planned, run = one.planned, self.session.run(self.suite_id)
+    def _record(self, case: MeasuredCase) -> Record:
+        planned, run = case.planned, self.session.run(self.suite_id)
         rates = self._rates.get(_rates_of(planned.case))
-        return recording.of_planned(planned, run, one.run_id, one.outcomes, rates)
+        return recording.of_planned(planned, run, case.run_id, case.outcomes, rates)
 
     def process(self, turn: Turn) -> Outcome:
         """Run one process of a case to its end, preceded by an uncounted one for the first cold start."""
@@ -192,7 +194,7 @@ class Supervisor:
         """
         for first in range(0, len(entrants), abreast):
             some = entrants[first : first + abreast]
-            turns = [turn(one) for one in some]
+            turns = [turn(entrant) for entrant in some]
             with closing(self._abreast(turns)) as running:
                 for ended, outcome in running:
                     yield some[turns.index(ended)], outcome
@@ -219,7 +221,7 @@ class Supervisor:
                 outcome = worker.outcome(*early) if any(early) else self._end(worker, turn)
                 yield turn, self._closed(worker, turn, outcome)
 
-    def can_interleave(self, entries: Sequence[Planned]) -> bool:
+    def can_interleave(self, entries: Sequence[PlannedCase]) -> bool:
         """Return whether the blocks of these cases can alternate: back to back on a CPU, without energy.
 
         Energy requires an uninterrupted window.
@@ -277,7 +279,7 @@ class Supervisor:
             hold_s=energy.hold_s(power, period_s),
         )
 
-    def _recipe(self, planned: Planned, *, is_first: bool, is_last: bool) -> Measure:
+    def _recipe(self, planned: PlannedCase, *, is_first: bool, is_last: bool) -> Measure:
         power, period_s = self.session.sampler(self.plan).samples.power, self.session.config.sampling.period_s
         # leaves time for the clocks to settle, which takes at most half as long again
         longest_s = planned.limits.deadline_s("idle") / 2
@@ -326,7 +328,7 @@ class Supervisor:
             spawned_ns=time.monotonic_ns(),
         )
 
-    def _is_to_probe(self, planned: Planned, *, is_last: bool) -> bool:
+    def _is_to_probe(self, planned: PlannedCase, *, is_last: bool) -> bool:
         """Return whether this process probes the device's rates: the first and the last with its settings do.
 
         Because the end of a search is not known in advance, any of its cases may be the last.
@@ -361,7 +363,7 @@ def interleaved_rule(cap_s: float) -> StopRule:
     return StopRule(math.ceil(cap_s / INTERLEAVED_BLOCK_S) + 1, 1, INTERLEAVED_BLOCK_S, cap_s, None)
 
 
-def _waits(entry: Planned) -> bool:
+def _waits(entry: PlannedCase) -> bool:
     """Return whether a process may import torch in advance; not for a cold start, nor with a neighbour."""
     return entry.case.scenario != "cold_start" and not entry.beside
 

@@ -205,19 +205,19 @@ def numbers_of(spec: InputSpec) -> Any:
     try:
         mapped = np.lib.format.open_memmap(spec.file, mode="r")
         _refuse_large(spec, mapped.nbytes)
-        held = np.array(mapped)
+        array = np.array(mapped)
     except OSError as error:
         raise UsageError(f"--input {spec}: {error.strerror}") from error
     except ValueError as error:
         raise UsageError(f"--input {spec}: not a complete .npy file of numbers ({error})") from error
-    if held.dtype.kind not in "biuf" or np.isnan(held).any():
-        raise UsageError(f"--input {spec}: its {held.dtype} array contains values that are not real numbers")
-    if spec.batch_axis is not None and not held.shape[:1] > (0,):
-        raise UsageError(f"--input {spec}: the first axis is the items, so {list(held.shape)} contains none")
-    if not spec.dtype or spec.dtype in ("bfloat16", str(held.dtype)):
-        return np.require(held, requirements=["C", "W"])
+    if array.dtype.kind not in "biuf" or np.isnan(array).any():
+        raise UsageError(f"--input {spec}: its {array.dtype} array contains values that are not real numbers")
+    if spec.batch_axis is not None and not array.shape[:1] > (0,):
+        raise UsageError(f"--input {spec}: the first axis is the items, so {list(array.shape)} contains none")
+    if not spec.dtype or spec.dtype in ("bfloat16", str(array.dtype)):
+        return np.require(array, requirements=["C", "W"])
     with np.errstate(invalid="ignore"):  # reported below
-        as_read = held.astype(spec.dtype)
-    if "float" not in spec.dtype and not np.array_equal(as_read, held):
-        raise UsageError(f"--input {spec}: its numbers are {held.dtype}, and some do not fit {spec.dtype}")
+        as_read = array.astype(spec.dtype)
+    if "float" not in spec.dtype and not np.array_equal(as_read, array):
+        raise UsageError(f"--input {spec}: its numbers are {array.dtype}, and some do not fit {spec.dtype}")
     return as_read

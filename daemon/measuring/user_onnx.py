@@ -164,13 +164,13 @@ def _batch_axes(sizes: Mapping[str, Sequence[Size]]) -> dict[str, int | None]:
     This is the axis that the file calls batch, or leaves open without a name. If there is none, it is the first axis if
     the name of its size is the same in all inputs, otherwise the first open axis.
     """
-    lead = next((each[0] for each in sizes.values() if each), None)
+    lead = next((shape[0] for shape in sizes.values() if shape), None)
     rules: list[Callable[[Size], bool]] = [lambda size: size == lead, lambda size: not isinstance(size, int)]
-    if any(_is_batch(size) for each in sizes.values() for size in each):
+    if any(_is_batch(size) for shape in sizes.values() for size in shape):
         rules = [_is_batch, lambda size: size is None]
     return {
-        name: next((place for rule in rules for place, size in enumerate(each) if rule(size)), None)
-        for name, each in sizes.items()
+        name: next((place for rule in rules for place, size in enumerate(shape) if rule(size)), None)
+        for name, shape in sizes.items()
     }
 
 
@@ -218,7 +218,7 @@ def _misfit(path: Path, sizes: Sequence[Size], axis: int | None, given: InputSpe
 
 def _fits(own: Sequence[Size], given: Sequence[int]) -> bool:
     pairs = zip(own, given, strict=False)
-    return len(own) == len(given) and all(size == asked or not isinstance(size, int) for size, asked in pairs)
+    return len(own) == len(given) and all(size == given_size or not isinstance(size, int) for size, given_size in pairs)
 
 
 def _batch_size(path: Path, sizes: Mapping[str, Sequence[Size]], inputs: Sequence[InputSpec]) -> int | None:

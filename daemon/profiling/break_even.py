@@ -37,7 +37,9 @@ def conclude(sweeps: Sequence[Sweep]) -> BreakEven:
         predicted=math.exp(_at(own.rate, _curve(rates, rows))),
         time=_crossing(rates, rows),
         halves=crossings,
-        halves_differ=max((abs(math.expm1(_at(one.rate, other))) for one, other in across if one.rate), default=None),
+        halves_differ=max(
+            (abs(math.expm1(_at(crossing.rate, other))) for crossing, other in across if crossing.rate), default=None
+        ),
         energy=_energy(sweeps, rates),
     )
 
@@ -53,8 +55,8 @@ def _energy(sweeps: Sequence[Sweep], rates: Sequence[tuple[float, str]]) -> Cros
 def _point(column: Sequence[RateTimes]) -> RatePoint:
     return RatePoint(
         rate=column[0].rate,
-        ns=median(median(each.ns) for each in column),
-        ann_ns=median(median(each.ann_ns) for each in column),
+        ns=median(median(point.ns) for point in column),
+        ann_ns=median(median(point.ann_ns) for point in column),
         ratio=math.exp(median(map(_log_ratio, column))),
         kernels=column[0].kernels,
     )
@@ -104,12 +106,12 @@ def _curve_crossing(curve: _Curve) -> Crossing:
 
 def _crossing(rates: Sequence[tuple[float, str]], rows: _Rows) -> Crossing:
     """Return the crossing with its interval, from bootstrap draws of whole processes."""
-    found = _curve_crossing(_curve(rates, rows))
+    estimate = _curve_crossing(_curve(rates, rows))
     drawn = random.Random(0)  # noqa: S311 - the same draws for the same sweeps
     crossings = (_curve_crossing(_curve(rates, drawn.choices(rows, k=len(rows)))).rate for _ in range(DRAWS))
     crossing = sorted(rate for rate in crossings if rate is not None)
     without = 1 - len(crossing) / DRAWS
-    if found.rate is None or len(rows) < 3 or not crossing:
-        return Crossing(answer=found.answer, rate=found.rate, without=without)
+    if estimate.rate is None or len(rows) < 3 or not crossing:
+        return Crossing(answer=estimate.answer, rate=estimate.rate, without=without)
     low, high = (crossing[round(share * (len(crossing) - 1))] for share in (0.025, 0.975))
-    return Crossing(answer=found.answer, rate=found.rate, low=low, high=high, without=without)
+    return Crossing(answer=estimate.answer, rate=estimate.rate, low=low, high=high, without=without)

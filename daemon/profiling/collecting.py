@@ -19,7 +19,7 @@ from benchd.daemon.profiling.nsight import nsight
 from benchd.daemon.profiling.occupancy import of_trace
 from benchd.daemon.profiling.profile import (
     BreakEven,
-    Collected,
+    CollectedProfile,
     Frame,
     LayersProfile,
     Method,
@@ -47,7 +47,7 @@ class Found:
     `interrupted` is set if an Nsight tool was interrupted after the child had ended.
     """
 
-    collected: Collected
+    collected: CollectedProfile
     missing: dict[str, str]
     failed: list[Method]
     torch: TorchProfile | None = None
@@ -96,13 +96,13 @@ def _in_child(session: Session, job: ProfileJob, deadline_s: float) -> Found:
     methods = [method for method in job.methods if method not in (*NSIGHT, BREAK_EVEN)]
     job = msgspec.structs.replace(job, methods=methods)
     collect = _with_energy if "layers" in methods else _collect
-    collected = collect(session, job, deadline_s) if methods else Collected()
+    collected = collect(session, job, deadline_s) if methods else CollectedProfile()
     if collected.error is None:
         return Found(collected, dict(collected.missing), list(collected.failed))
     return Found(collected, dict.fromkeys(methods, collected.error), [] if collected.unsupported else methods)
 
 
-def _with_energy(session: Session, job: ProfileJob, deadline_s: float) -> Collected:
+def _with_energy(session: Session, job: ProfileJob, deadline_s: float) -> CollectedProfile:
     """Run the child while sampling; add the energy of a run to its layers, or the reason why there is none."""
     sampler, period_s = session.sampler([]), session.config.sampling.period_s
     power = sampler.samples.power
@@ -127,19 +127,21 @@ def _joules(sampler: SamplerProcess, window: Window | None, inferences: int, per
     return None if isinstance(measured, str) else measured.gross_per_inference_j
 
 
-def _add_break_even(found: Found, session: Session, job: ProfileJob, deadline_s: float) -> None:
+def _add_break_even(gathered: Found, session: Session, job: ProfileJob, deadline_s: float) -> None:
     """Add the combined result of sweeps in fresh processes, or why one of them failed."""
     sweeps = []
     for number in range(1, job.sweeps + 1):
         sys.stderr.write(f"break-even: process {number} of {job.sweeps}\n")
-        made = _with_energy(session, msgspec.structs.replace(job, methods=[BREAK_EVEN]), deadline_s)
-        if made.sweep is None:
-            found.missing[BREAK_EVEN] = made.error or made.missing[BREAK_EVEN]
-            found.failed += [BREAK_EVEN] * (BREAK_EVEN in made.failed or bool(made.error and not made.unsupported))
+        collected = _with_energy(session, msgspec.structs.replace(job, methods=[BREAK_EVEN]), deadline_s)
+        if collected.sweep is None:
+            gathered.missing[BREAK_EVEN] = collected.error or collected.missing[BREAK_EVEN]
+            gathered.failed += [BREAK_EVEN] * (
+                BREAK_EVEN in collected.failed or bool(collected.error and not collected.unsupported)
+            )
             return
-        sweeps.append(made.sweep)
-        found.collected = made if found.collected.model is None else found.collected
-    found.break_even = break_even.conclude(sweeps)
+        sweeps.append(collected.sweep)
+        gathered.collected = collected if gathered.collected.model is None else gathered.collected
+    gathered.break_even = break_even.conclude(sweeps)
 
 
 def _measured(layers: LayersProfile, sampler: SamplerProcess, read_period_s: float) -> LayersProfile:
@@ -159,21 +161,21 @@ def _measured(layers: LayersProfile, sampler: SamplerProcess, read_period_s: flo
     )
 
 
-def _collect(session: Session, job: ProfileJob, deadline_s: float) -> Collected:
+def _collect(session: Session, job: ProfileJob, deadline_s: float) -> CollectedProfile:
     """Return the child's answer, or an error if it dies or takes too long."""
     until_s = time.monotonic() + deadline_s
-    with Child(CHILD, job, msgspec.json.Decoder(Stage | Collected)) as child:
+    with Child(CHILD, job, msgspec.json.Decoder(Stage | CollectedProfile)) as child:
         while (left_s := until_s - time.monotonic()) > 0:
             if not session.wait(child, left_s):
                 continue
             for answer in child.messages():
-                if isinstance(answer, Collected):
+                if isinstance(answer, CollectedProfile):
                     return answer
                 is_timed = answer.name == "measure" and answer.done != "memory"
                 show(sys.stderr, f"{job.case.case_id}: {answer.name} {answer.done}", ticks=not is_timed)
             if child.has_ended:
-                return Collected(error=f"the profiling process {_ending(child.reap())} without a result")
-    return Collected(error=f"it took longer than {deadline_s:g} s")
+                return CollectedProfile(error=f"the profiling process {_ending(child.reap())} without a result")
+    return CollectedProfile(error=f"it took longer than {deadline_s:g} s")
 
 
 def _ending(code: int) -> str:

@@ -26,7 +26,7 @@ class ProfileChange(NamedTuple):
         return (self.after_ns or 0.0) - (self.before_ns or 0.0)
 
 
-class Compared(NamedTuple):
+class ProfileChanges(NamedTuple):
     """The changes (by kind, largest first), the number of unchanged entries, and other differences of the profiles.
 
     `noise` is the variation of the steps within a profile, as a share of their time: smaller changes cannot be
@@ -50,7 +50,7 @@ def read(path: Path) -> Profile:
         raise UsageError(f"{path}: not a profile ({error}); give a folder written by benchd profile") from error
 
 
-def compare(a: Profile, b: Profile) -> Compared:
+def compare(a: Profile, b: Profile) -> ProfileChanges:
     """Return what changed from A to B; raise UsageError if either has no steps to compare."""
     step = ProfileChange("step", _step_ns(a), _step_ns(b))
     noise = max(_noise(a), _noise(b))
@@ -62,7 +62,7 @@ def compare(a: Profile, b: Profile) -> Compared:
         changes = [change for change in both if _is_change(change, noise, LEAST_SHARE * (step.before_ns or 0.0))]
         changed[kind] = sorted(changes, key=lambda change: -abs(change.added_ns))
         same[kind] = len(both) - len(changes)
-    return Compared(step, noise, changed, same, _differences(a, b), next(filter(None, map(mark, (a, b))), ""))
+    return ProfileChanges(step, noise, changed, same, _differences(a, b), next(filter(None, map(mark, (a, b))), ""))
 
 
 def _is_change(change: ProfileChange, noise: float, least_ns: float) -> bool:
@@ -99,9 +99,9 @@ def _times(profile: Profile) -> dict[str, dict[str, float]]:
 def _differences(a: Profile, b: Profile) -> list[str]:
     """Return the other differences between the profiles, in words."""
     sides = {"case": (a.case_id, b.case_id), "workload": (a.workload, b.workload), "device": (a.device_id, b.device_id)}
-    differences = [f"{name}: {one} and {other}" for name, (one, other) in sides.items() if one != other]
+    differences = [f"{name}: {first} and {other}" for name, (first, other) in sides.items() if first != other]
     differences += sameness.environment_differences(a.environment, b.environment)
-    return differences + [f"{side}{mark(one)}" for side, one in (("A", a), ("B", b)) if one.is_disturbed]
+    return differences + [f"{side}{mark(profile)}" for side, profile in (("A", a), ("B", b)) if profile.is_disturbed]
 
 
 def mark(profile: Profile) -> str:

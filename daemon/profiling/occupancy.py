@@ -25,10 +25,12 @@ def of_trace(traced: Trace, counted: float | None, reason: str) -> Occupancy | s
     known = list(_launched(traced, traced.device(number)))
     total_ns = sum(duration_ns for duration_ns, _ in known)
     limits: Counter[str] = Counter()
-    for duration_ns, each in known:
-        limits["+".join(each.limits)] += duration_ns
+    for duration_ns, occupancy in known:
+        limits["+".join(occupancy.limits)] += duration_ns
     return Occupancy(
-        theoretical=sum(duration_ns * each.theoretical for duration_ns, each in known) / total_ns if known else None,
+        theoretical=sum(duration_ns * occupancy.theoretical for duration_ns, occupancy in known) / total_ns
+        if known
+        else None,
         estimated=metrics.estimated_occupancy,
         measured=counted,
         measured_missing=reason,

@@ -421,7 +421,7 @@ class Profile(Struct, frozen=True, kw_only=True):
         return any(getattr(self, method.replace("-", "_")) is not None for method in METHODS)
 
 
-class Collected(Struct, frozen=True, kw_only=True, tag="collected"):
+class CollectedProfile(Struct, frozen=True, kw_only=True, tag="collected"):
     """The child's answer: each method's result; the trace is a file in the output folder that the parent reads.
 
     `failed` lists those methods in `missing` that failed; the others do not apply to this case.

@@ -32,12 +32,12 @@ def tried(profile: Profile, pairs: int, session: Session, err: TextIO) -> Profil
     """
     tests = [case_for(profile, finding) for finding in profile.findings]
     chosen = list(dict.fromkeys(case.case_id for case in tests if case))[:MOST_CASES]
-    made: dict[str, Comparison | str] = {}
+    outcomes: dict[str, Comparison | str] = {}
     for number, case_id in enumerate(chosen, 1):
         err.write(f"verify {number} of {len(chosen)}: {case_id} against {profile.case_id}\n")
-        made[case_id] = _compared([profile.case_id, case_id], pairs, session, err)
-    reasons = {f"verify {case_id}": outcome for case_id, outcome in made.items() if isinstance(outcome, str)}
-    compared = {case_id: outcome for case_id, outcome in made.items() if isinstance(outcome, Comparison)}
+        outcomes[case_id] = _compared([profile.case_id, case_id], pairs, session, err)
+    reasons = {f"verify {case_id}": outcome for case_id, outcome in outcomes.items() if isinstance(outcome, str)}
+    compared = {case_id: outcome for case_id, outcome in outcomes.items() if isinstance(outcome, Comparison)}
     findings = [
         verified(profile, finding, compared[case.case_id]) if case and case.case_id in compared else finding
         for finding, case in zip(profile.findings, tests, strict=True)
@@ -50,12 +50,12 @@ def _compared(cases: list[str], pairs: int, session: Session, err: TextIO) -> Co
     request = paired.Request(cases=cases, preset="quick", min_effect=MIN_EFFECT, pairs=pairs)
     try:
         planned = paired.planned_sides(request, session.config.limits, session.machine)
-        made, code = paired.compare(request, planned, session, err)
+        comparison, code = paired.compare(request, planned, session, err)
     except BenchdError as error:  # this case cannot run here, but others may
         return str(error)
     if code == 130:
         raise KeyboardInterrupt
-    return made if code == 0 else made.verdict.reason
+    return comparison if code == 0 else comparison.verdict.reason
 
 
 def case_for(profile: Profile, finding: Finding) -> Case | None:

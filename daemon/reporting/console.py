@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from benchd.daemon.machine.ticker import show
-from benchd.daemon.measuring.plan import Planned, in_rounds
+from benchd.daemon.measuring.plan import PlannedCase, in_rounds
 from benchd.daemon.measuring.protocol import StageName
 from benchd.daemon.measuring.session import Sink
 from benchd.daemon.records import Accuracy, Case, Energy, Record, Timing, Variant, of_range, usable_variants
@@ -51,9 +51,9 @@ class Screen(Sink):
         self._records: list[Record] = []
         self._total = self._place = 0
         self._ended: Counter[str] = Counter()  # number of ended processes by case
-        self._running: tuple[Planned, int] | None = None
+        self._running: tuple[PlannedCase, int] | None = None
 
-    def begin(self, plan: Sequence[Planned]) -> None:
+    def begin(self, plan: Sequence[PlannedCase]) -> None:
         """Report roughly how long the run takes."""
         groups = in_rounds(plan)
         self._total, self._plan = len(plan), [entry for group in groups for entry in group]
@@ -73,25 +73,25 @@ class Screen(Sink):
         late = ", longer than planned" if pace > LATE else ""
         return f"{place} about {duration(left_s * pace - running_s)} left{late}: "
 
-    def _share_ended(self, entry: Planned) -> float:
+    def _share_ended(self, entry: PlannedCase) -> float:
         return self._ended[entry.case.case_id] / entry.limits.processes
 
-    def _note(self, planned: Planned, process: int) -> None:
+    def _note(self, planned: PlannedCase, process: int) -> None:
         """Count the process before this one as ended."""
         if self._running and self._running != (planned, process):
             self._ended[self._running[0].case.case_id] += 1
             self._spent_s = time.monotonic() - self._began_s
         self._running = planned, process
 
-    def stage(self, planned: Planned, process: int, stage: StageName, done: str = "") -> None:
+    def stage(self, planned: PlannedCase, process: int, stage: StageName, done: str = "") -> None:
         """Show the running case, its process and its stage."""
         case, place = planned.case, self._plan.index(planned)
         self._note(planned, process)
         self._place = max(self._place, self._starts[place])  # a search may skip cases
         process_of = f", process {process + 1} of {planned.limits.processes}" if planned.limits.processes > 1 else ""
         text = f"{_name(case)}{process_of}: {_stage(stage, done)}"
-        shown = f"{text}{_silence(planned, stage)}"
-        if not show(self._err, shown, ticks=_ticks(case, stage), ahead=self._ahead):
+        status = f"{text}{_silence(planned, stage)}"
+        if not show(self._err, status, ticks=_ticks(case, stage), ahead=self._ahead):
             self._lines.say(f"[{place + 1}/{self._total}] {text}", is_new=not done)
 
     def publish(self, record: Record, body: bytes) -> None:
@@ -114,10 +114,10 @@ class Screen(Sink):
             print_table(self._out, self._records)
             for note in (*terms(self._records, self._out.width), *_notes(self._records, self._out.width)):
                 self._out.print(note, markup=False)
-            interrupted = [one.subject for one in decisions if _is_interrupted(one)]
+            interrupted = [decision.subject for decision in decisions if _is_interrupted(decision)]
             for subject in interrupted:
                 self._out.print(f"{subject}: interrupted: no variant is recommended before all have run", markup=False)
-            _print_decisions(self._out, [one for one in decisions if one.subject not in interrupted])
+            _print_decisions(self._out, [decision for decision in decisions if decision.subject not in interrupted])
             for ratio in comparisons(self._records):
                 self._out.print(ratio.line, markup=False)
 
@@ -145,7 +145,7 @@ class SlowStages(Sink):
     def __init__(self, err: TextIO, *, counts: bool = False) -> None:
         self._err, self._lines, self._counts = err, _Lines(err), counts
 
-    def stage(self, planned: Planned, process: int, stage: StageName, done: str = "") -> None:
+    def stage(self, planned: PlannedCase, process: int, stage: StageName, done: str = "") -> None:
         """Show the stage; without a terminal, only an export or check in the first process."""
         most = planned.limits.processes
         process_of = f", process {process + 1} of at most {most}" if self._counts and most > 1 else ""
@@ -170,7 +170,7 @@ def _ticks(case: Case, stage: StageName) -> bool:
     return stage not in COLD_START if case.scenario == "cold_start" else stage != "measure"
 
 
-def _silence(planned: Planned, stage: StageName) -> str:
+def _silence(planned: PlannedCase, stage: StageName) -> str:
     """Return a note on how long the clock stops in a stage; empty if it stops briefly or not at all."""
     if _ticks(planned.case, stage):
         return ""
@@ -208,7 +208,7 @@ def _notes(records: Sequence[Record], width: int) -> list[str]:
     notes += [note for record in measured if (note := scenario_note(record))]
     peaks = [(peak, record) for record in measured if (peak := worker_peak_bytes(record))]
     if peaks:
-        peak, largest = max(peaks, key=lambda one: one[0])
+        peak, largest = max(peaks, key=lambda pair: pair[0])
         notes.append(f"memory: up to {figure(peak, 1 / 2**20)} MiB including build and check ({_name(largest.case)})")
     notes += _file_notes(measured)
     notes += _energy_notes(measured)
@@ -224,10 +224,10 @@ def _notes(records: Sequence[Record], width: int) -> list[str]:
     for reason in dict.fromkeys(record.missing[NO_INTERVAL] for record in without):
         names = ", ".join(_name(record.case) for record in without if record.missing[NO_INTERVAL] == reason)
         notes.append(f"no interval: {names}: {reason}")
-    if any(one.timing and one.timing.interval_basis == "between_processes" for one in measured):
+    if any(record.timing and record.timing.interval_basis == "between_processes" for record in measured):
         notes.append("interval: covers 95 % of the processes of one run; other runs may differ by more")
     settling = [record for record in measured if record.limits.get("half_width") is not None]
-    unsettled = [one for one in settling if any(p.blocks and not p.blocks.converged for p in one.processes)]
+    unsettled = [record for record in settling if any(p.blocks and not p.blocks.converged for p in record.processes)]
     if unsettled:
         notes.append(f"interval: {len(unsettled)} of {len(measured)} stayed wider than the preset asks for")
     return notes
@@ -235,7 +235,7 @@ def _notes(records: Sequence[Record], width: int) -> list[str]:
 
 def _cpu_notes(record: Record) -> Iterator[str]:
     """Yield notes on what limited the case's threads: a quota, too few CPUs, or the module itself."""
-    threads, cpus, asked = record.environment.threads, record.environment.cpu_count, record.case.threads
+    threads, cpus, requested = record.environment.threads, record.environment.cpu_count, record.case.threads
     running = f"{threads} thread{'s' * (threads != 1)}"
     if "cpu_quota_throttled" in record.flags:
         limit = record.environment.system.get("cpu_limit")
@@ -244,7 +244,7 @@ def _cpu_notes(record: Record) -> Iterator[str]:
         streams = f" in each of {record.case.streams} streams" if record.case.streams > 1 else ""
         yield f"threads: {record.case.model}: {running}{streams} on the {cpus} CPU{'s' * (cpus > 1)} it may use"
     if "other_threads" in record.flags:
-        yield f"threads: {record.case_id}: {threads} ran, not {asked}: the model sets its own number"
+        yield f"threads: {record.case_id}: {threads} ran, not {requested}: the model sets its own number"
 
 
 def _slow_clock(record: Record) -> str:
@@ -266,17 +266,17 @@ def _below_floor(record: Record) -> str:
     return f"x of floor: {record.case.model} below 1: {why or 'something disturbed the measurement of the peak rates'}"
 
 
-def _counted(one: Accuracy) -> str:
-    return "" if one.gained is None else f": {one.gained} gained, {one.lost} lost"
+def _counted(score: Accuracy) -> str:
+    return "" if score.gained is None else f": {score.gained} gained, {score.lost} lost"
 
 
 def _accuracy_notes(measured: Sequence[Record]) -> list[str]:
     """Return each variant's loss relative to plain fp32, the images used, and why some variants have no accuracy."""
     with_accuracy = [(record, record.accuracy) for record in measured if record.accuracy]
-    notes = sorted({f"{one.metric}: over {one.data}" for _, one in with_accuracy})
+    notes = sorted({f"{score.metric}: over {score.data}" for _, score in with_accuracy})
     notes += [
-        f"{one.metric}: {record.case_id}: drop against plain fp32 {accuracy.drop(one)}{_counted(one)}"
-        for record, one in with_accuracy
+        f"{score.metric}: {record.case_id}: drop against plain fp32 {accuracy.drop(score)}{_counted(score)}"
+        for record, score in with_accuracy
         if record.case.variant != Variant()
     ]
     reasons = {record.missing.get("accuracy", accuracy.NOT_ASKED) for record in measured if not record.accuracy}
@@ -341,11 +341,11 @@ def _file_notes(measured: Sequence[Record]) -> list[str]:
     files = {artifact.key: artifact for record in measured for artifact in record.artifacts}
     if not files:
         return []
-    made = [artifact for artifact in files.values() if not artifact.reused]
-    seconds = sum(artifact.seconds for artifact in made)
-    text = f"{len(files) - len(made)} of {len(files)} existed already"
+    exported = [artifact for artifact in files.values() if not artifact.reused]
+    seconds = sum(artifact.seconds for artifact in exported)
+    text = f"{len(files) - len(exported)} of {len(files)} existed already"
     notes = sorted({f"exported files: {artifact.note}" for artifact in files.values() if artifact.note})
-    return [f"exported files: {text}" + (f"; exporting the rest took {seconds:.1f} s" if made else ""), *notes]
+    return [f"exported files: {text}" + (f"; exporting the rest took {seconds:.1f} s" if exported else ""), *notes]
 
 
 def _energy_notes(measured: Sequence[Record]) -> list[str]:
@@ -434,7 +434,7 @@ def print_noise_floors(out: TextIO, floors: Sequence[NoiseFloor]) -> None:
     )
 
 
-def _extent(plan: Sequence[Planned]) -> Iterator[str]:
+def _extent(plan: Sequence[PlannedCase]) -> Iterator[str]:
     """Yield the number of cases in a plan, roughly how long they take, and what may take additional time."""
     cases = f"{len(plan)} case{'s' if len(plan) > 1 else ''}"
     yield f"{cases}, about {duration(sum(planned.seconds for planned in plan))}"
@@ -447,7 +447,7 @@ def _extent(plan: Sequence[Planned]) -> Iterator[str]:
         )
 
 
-def print_plan(out: TextIO, plan: Sequence[Planned], cannot_run: Mapping[str, Sequence[str]]) -> None:
+def print_plan(out: TextIO, plan: Sequence[PlannedCase], cannot_run: Mapping[str, Sequence[str]]) -> None:
     """Print every case of a plan, the variants that cannot run here with the reasons, and the estimated duration."""
     console = console_on(out)
     rows, reasons = [], []

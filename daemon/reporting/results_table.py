@@ -71,10 +71,10 @@ def terms(records: Sequence[Record], width: int) -> list[str]:
     checks = [record.check for record in timed if record.check]
     parts = {part for record in timed for part in record.case.variant.label.split("-")}
     named = ", ".join(f"{part} is {meaning}" for part, meaning in MEANINGS.items() if part in parts)
-    shown = {
+    explanations = {
         f"variants: {named}": bool(named),
         "[95 %] or ±: where the true median lies with 95 % confidence": any(
-            one.timing and one.timing.low_ms for one in timed
+            record.timing and record.timing.low_ms for record in timed
         ),
         **{
             f"{word}: {meaning}": any(doubts.short(record) == word for record in timed)
@@ -89,7 +89,7 @@ def terms(records: Sequence[Record], width: int) -> list[str]:
         "void: the check cannot give a verdict, often because weights are random": any(map(_is_void, checks)),
         "flipped: the share of spikes that differ from float64": any(check.flipped_share for check in checks),
     }
-    return [term for term, is_shown in shown.items() if is_shown]
+    return [term for term, is_shown in explanations.items() if is_shown]
 
 
 def figure(value: float | None, scale: float = 1.0) -> str:
@@ -138,7 +138,7 @@ def _narrow(name: str, records: Sequence[Record]) -> Table:
     """Return one model's table with the figures that decide between its variants."""
     table = Table(title=Text(name), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("variant", overflow="fold")
-    has_accuracy, has_energy = (any(getattr(one, name) for one in records) for name in ("accuracy", "energy"))
+    has_accuracy, has_energy = (any(getattr(record, name) for record in records) for name in ("accuracy", "energy"))
     headings = ["median ms", *["energy mJ"] * has_energy, *[accuracy.heading(records)] * has_accuracy]
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)

@@ -46,7 +46,7 @@ def _wake_up(record: Record) -> str:
 
 def _cold_start(record: Record) -> str:
     ended = [process.stages for process in record.processes if process.timing]
-    times = {stage: [s for each in ended if (s := getattr(each, f"{stage}_s")) is not None] for stage in _STAGES}
+    times = {stage: [s for stages in ended if (s := getattr(stages, f"{stage}_s")) is not None] for stage in _STAGES}
     return ", ".join(f"{stage.replace('_', ' ')} {median(known):.3g} s" for stage, known in times.items() if known)
 
 

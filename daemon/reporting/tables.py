@@ -72,10 +72,10 @@ def cut(text: str, width: int) -> str:
     if cell_len(text) <= width:
         return text
     words = re.findall(r"[\s,;/-]*[^\s,;/-]+", text)
-    kept = ""
-    while words and cell_len(kept) + cell_len(words[0]) < width:
-        kept += words.pop(0)
-    return f"{kept}…"
+    beginning = ""
+    while words and cell_len(beginning) + cell_len(words[0]) < width:
+        beginning += words.pop(0)
+    return f"{beginning}…"
 
 
 def bar(share: float) -> str:

@@ -168,11 +168,11 @@ class SamplerProcess:
         self.samples.fail(gap, {ITSELF: f"{self._lost.reason}; no samples for {seconds:.2f} s"})
         self._lost = None
 
-    def _lose(self, what: str) -> None:
+    def _lose(self, how: str) -> None:
         """Record the end of the process, unless an earlier one is still unreported."""
         self._child = None
         since_ns = self.samples.last_tick_ns() or time.monotonic_ns()
-        self._lost = self._lost or _Loss(since_ns, f"the sampler process {what}")
+        self._lost = self._lost or _Loss(since_ns, f"the sampler process {how}")
 
     def _start_again(self) -> None:
         try:

@@ -85,7 +85,7 @@ def combined(energies: Sequence[Energy]) -> Energy | str:
     joules = math.fsum(energy.energy_j for energy in energies)
     inferences = [energy.energy_j / energy.gross_per_inference_j for energy in energies]
     count = math.fsum(inferences)
-    whole = Energy(
+    total = Energy(
         energy_j=joules,
         energy_err_j=math.hypot(*(energy.energy_err_j for energy in energies)),
         gross_per_inference_j=joules / count,
@@ -98,12 +98,12 @@ def combined(energies: Sequence[Energy]) -> Energy | str:
         flags=sorted({flag for energy in energies for flag in energy.flags}),
     )
     if any(energy.net_per_inference_j is None for energy in energies):
-        return whole
+        return total
     weighted = [
         (inferences_of_one / count, energy) for inferences_of_one, energy in zip(inferences, energies, strict=True)
     ]
     return msgspec.structs.replace(
-        whole,
+        total,
         net_per_inference_j=math.fsum(weight * (energy.net_per_inference_j or 0.0) for weight, energy in weighted),
         net_per_inference_err_j=math.hypot(
             *(weight * (energy.net_per_inference_err_j or 0.0) for weight, energy in weighted)

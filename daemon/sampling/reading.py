@@ -144,18 +144,18 @@ def polled(series: Series, source: PowerSource, window_s: float, read_period_s: 
     # On average, a value is half a period old when read, and its averaging time is centred half of that time earlier.
     age_s = (source.period_s + source.averaging_s) / 2
     every = [(t - age_s, watts) for t, watts in series]
-    kept = _without_glitches(every, source.period_s, read_period_s)
-    used = _around([t for t, _ in kept], window_s)
-    times, watts = [t for t, _ in kept[used]], [value for _, value in kept[used]]
+    clean = _without_glitches(every, source.period_s, read_period_s)
+    used = _around([t for t, _ in clean], window_s)
+    times, watts = [t for t, _ in clean[used]], [value for _, value in clean[used]]
     pace_s = max(source.period_s, read_period_s)
-    whole, runs, inside = (
+    all_runs, runs, inside = (
         _runs(points, source.period_s, read_period_s)
-        for points in (kept, kept[used], [point for point in kept if 0.0 <= point[0] <= window_s])
+        for points in (clean, clean[used], [point for point in clean if 0.0 <= point[0] <= window_s])
     )
-    if len(whole) == 1:
-        raise NoEnergy(f"never_changed: {watts[0]:g} W in each of {len(kept)} readings, in the window and outside it")
-    step_w = _resolution_w([run.watts for run in whole])
-    stale_s = _stale_s(runs, whole, step_w)
+    if len(all_runs) == 1:
+        raise NoEnergy(f"never_changed: {watts[0]:g} W in each of {len(clean)} readings, in the window and outside it")
+    step_w = _resolution_w([run.watts for run in all_runs])
+    stale_s = _stale_s(runs, all_runs, step_w)
     noise_w = _noise_sd_w(times, watts, source)
     doubt_j, alone = _doubt(runs, OUTLIER)
     return Reading(
@@ -173,8 +173,8 @@ def polled(series: Series, source: PowerSource, window_s: float, read_period_s: 
         gap_s=_gaps_s(times, pace_s, window_s) + stale_s,
         doubt_j=doubt_j,
         alone=alone,
-        late_j=_late_j(kept, held_s(source, read_period_s), window_s),
-        glitches=any(times[0] < t < times[-1] for t, _ in set(every) - set(kept)),
+        late_j=_late_j(clean, held_s(source, read_period_s), window_s),
+        glitches=any(times[0] < t < times[-1] for t, _ in set(every) - set(clean)),
     )
 
 
@@ -329,14 +329,14 @@ def _resolution_w(watts: list[float]) -> float:
     return math.gcd(*(round(value * 1e6) for value in watts)) / 1e6
 
 
-def _stale_s(runs: Sequence[_Run], whole: Sequence[_Run], step_w: float) -> float:
+def _stale_s(runs: Sequence[_Run], all_runs: Sequence[_Run], step_w: float) -> float:
     """Return the longest time without a change of the value, or 0 if the changes at other times make it plausible.
 
     With a coarse sensor, the value may be constant for most of a window: other changes then span many steps or none.
     """
     longest = max(runs, key=lambda run: run.updates)
     brief = longest.span_s < math.fsum(run.span_s for run in runs) / 2
-    evidence, least_w = (runs, 0.0) if brief else (whole, 1.5 * step_w)
+    evidence, least_w = (runs, 0.0) if brief else (all_runs, 1.5 * step_w)
     updates = sum(run.updates for run in evidence) - longest.updates
     moves = sum(abs(after.watts - before.watts) > least_w for before, after in pairwise(evidence))
     equal = max(1 - moves / (updates + 1), 1 / (updates + 2))

@@ -135,8 +135,8 @@ class _Series:
         self._values.append(sample.value)
 
     def drop_before(self, t_ns: int) -> None:
-        kept = bisect_left(self.times_ns, t_ns)
-        del self.times_ns[:kept], self._values[:kept]
+        first = bisect_left(self.times_ns, t_ns)
+        del self.times_ns[:first], self._values[:first]
 
     def within(self, window: Window) -> "array[float]":
         return self._values[_inside(self.times_ns, window)]

@@ -10,7 +10,7 @@ from benchd.daemon.config import Config, Suite
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.machine.sysfs import memory_bytes
 from benchd.daemon.measuring import plan
-from benchd.daemon.measuring.plan import Machine, Planned
+from benchd.daemon.measuring.plan import Machine, PlannedCase
 from benchd.daemon.records import OptionValue, Record
 from benchd.daemon.service import schedule
 from benchd.daemon.service.facts import Facts
@@ -101,8 +101,8 @@ class Agenda:
     def cancel(self, suite_id: str | None) -> list[str]:
         """Drop the run with that id, or all; return the ids of the dropped runs."""
         dropped = [entry.suite_id for entry in self.runs if suite_id in (None, entry.suite_id)]
-        for each in dropped:
-            self._facts.schedule = schedule.drop(self._facts.schedule, each)
+        for dropped_id in dropped:
+            self._facts.schedule = schedule.drop(self._facts.schedule, dropped_id)
         return dropped
 
     def finish(self, record: Record, seconds: float, again_s: float | None = None) -> None:
@@ -136,7 +136,7 @@ class Agenda:
         """Remove a case from its run and add `seconds` to the run's measured time."""
         self._facts.schedule = schedule.finish(self._facts.schedule, suite_id, case_id, seconds)
 
-    def next(self, unmet: Callable[[StartedSuite], str | None]) -> tuple[StartedSuite, list[Planned]] | str | None:
+    def next(self, unmet: Callable[[StartedSuite], str | None]) -> tuple[StartedSuite, list[PlannedCase]] | str | None:
         """Return the remaining cases of the first run that need not wait, or why the first run must wait.
 
         Runs requested by a command come last.
@@ -160,7 +160,7 @@ class Agenda:
         known = [(name, at_s) for name, at_s in due if at_s is not None]
         return min(known, key=lambda entry: entry[1], default=None)
 
-    def _planned(self, entry: StartedSuite) -> list[Planned] | str:
+    def _planned(self, entry: StartedSuite) -> list[PlannedCase] | str:
         """Return the remaining cases, or why the next one can no longer be planned."""
         try:
             planned = {case.case.case_id: case for case in plan.plan([entry.suite], self._limits, self._machine)}

@@ -13,7 +13,7 @@ from benchd.daemon.errors import BenchdError, Full, NotAvailable, UsageError
 from benchd.daemon.machine.lock import Activity, Busy, MachineLock
 from benchd.daemon.machine.systemd_notify import log
 from benchd.daemon.measuring import recording
-from benchd.daemon.measuring.plan import Planned, in_rounds
+from benchd.daemon.measuring.plan import PlannedCase, in_rounds
 from benchd.daemon.measuring.protocol import unmeasured
 from benchd.daemon.measuring.recording import RunId
 from benchd.daemon.measuring.session import Session
@@ -43,7 +43,7 @@ def open_session(state: State) -> None:
     )
 
 
-def next_step(state: State) -> tuple[StartedSuite, list[Planned]] | None:
+def next_step(state: State) -> tuple[StartedSuite, list[PlannedCase]] | None:
     """Return the remaining cases to measure now; if there are none, note what the service waits for."""
     if not (state.agenda.runs or state.owed):
         state.waiting_for = None
@@ -91,7 +91,7 @@ def disk_problem(state: State) -> str | None:
     return state.problem
 
 
-def measure(state: State, entry: StartedSuite, left: Sequence[Planned]) -> None:
+def measure(state: State, entry: StartedSuite, left: Sequence[PlannedCase]) -> None:
     """Measure the first remaining case, together with those it competes with in rounds, under the machine's lock."""
     session, (planned, *_) = state.session, left
     group = in_rounds(left)[0]
@@ -151,13 +151,13 @@ def _end(state: State) -> None:
     announcements.publish_health(state)
 
 
-def _end_unstarted(state: State, entry: StartedSuite, planned: Planned, reason: str) -> None:
+def _end_unstarted(state: State, entry: StartedSuite, planned: PlannedCase, reason: str) -> None:
     run, run_id = state.session.run(entry.suite_id), RunId.new()
     outcomes = [unmeasured("failed", f"the case did not start: {reason}")]
     state.session.publish(recording.of_planned(planned, run, run_id, outcomes))
 
 
-def _supervisor(state: State, entry: StartedSuite, left: Sequence[Planned]) -> Supervisor:
+def _supervisor(state: State, entry: StartedSuite, left: Sequence[PlannedCase]) -> Supervisor:
     """Return the run's supervisor, which keeps its probed rates; drop those of other runs."""
     supervisor = state.supervisors.get(entry.suite_id)
     supervisor = supervisor or Supervisor(state.session, left, entry.suite_id, needs_all=True)

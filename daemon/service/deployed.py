@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 
 from benchd.daemon import records
-from benchd.daemon.config import Shipped
+from benchd.daemon.config import ShippedFolder
 from benchd.daemon.delivery.log import Log
-from benchd.daemon.delivery.messages import Deployed
+from benchd.daemon.delivery.messages import DeployedFolder
 from benchd.daemon.errors import BenchdError, NotAvailable, SchemaError
 from benchd.daemon.machine import folders
 from benchd.daemon.machine.lock import Busy
@@ -28,7 +28,7 @@ from benchd.daemon.service.facts import Verification
 from benchd.daemon.service.state import State
 from benchd.daemon.shipping import manifest, race, verifying
 from benchd.daemon.shipping.manifest import MANIFEST, Manifest
-from benchd.daemon.shipping.promise import Verified
+from benchd.daemon.shipping.promise import VerificationResult
 from benchd.daemon.trigger import DAY_S
 from benchd.daemon.verdicts import recommend
 from benchd.daemon.verdicts.recommend import Requirements
@@ -41,7 +41,7 @@ REASON_CHARACTERS = 500
 NEWEST = 5000  # number of newest results used to find a faster variant
 
 
-def fingerprint_of(shipped: Shipped, machine: str) -> str:
+def fingerprint_of(shipped: ShippedFolder, machine: str) -> str:
     """Return a hash of everything that a verdict depends on: machine, software, trust settings and the folder's files.
 
     Files are compared by size and time, which also change during a copy, and by whether the service may read them. They
@@ -55,7 +55,7 @@ def fingerprint_of(shipped: Shipped, machine: str) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def is_due(shipped: Shipped, before: Verification | None, now_s: float, fingerprint: str) -> bool:
+def is_due(shipped: ShippedFolder, before: Verification | None, now_s: float, fingerprint: str) -> bool:
     """Return whether a folder must be verified: because it never was, is due, or the folder or machine has changed."""
     if before is None or before.fingerprint != fingerprint or before.verified_s > now_s + DAY_S:
         return True
@@ -65,14 +65,18 @@ def is_due(shipped: Shipped, before: Verification | None, now_s: float, fingerpr
 
 
 def document(
-    folder: Shipped, shipped: Manifest | None, verdict: Verified | str, before: Verification | None, better: str
-) -> Deployed:
+    folder: ShippedFolder,
+    shipped: Manifest | None,
+    verdict: VerificationResult | str,
+    before: Verification | None,
+    better: str,
+) -> DeployedFolder:
     """Return the message about a verification, or about the reason that prevented it."""
     measured = None if isinstance(verdict, str) else verdict
     answer, reason = (measured.answer, measured.reason or measured.rebuilt) if measured else ("broken", str(verdict))
     was, now_wall = before.published if before else None, wall_now()
     promised = shipped.promised if shipped else None
-    return Deployed(
+    return DeployedFolder(
         name=folder.called,
         case_id=shipped.case.case_id if shipped else (was.case_id if was else ""),
         verdict=answer,
@@ -113,14 +117,14 @@ def better(shipped: Manifest, records: Iterable[Record]) -> str | None:
 
 
 def _is_alike(record: Record, shipped: Manifest) -> bool:
-    mine, here, there = shipped.case, record.environment, shipped.environment
+    mine, current, original = shipped.case, record.environment, shipped.environment
     case = msgspec.structs.replace(record.case, variant=mine.variant, provider=mine.provider, dla=mine.dla)
     weights = record.model.weights_sha256 if record.model else ""
-    is_there = (here.device, here.power_mode) == (there.device, there.power_mode)
+    is_there = (current.device, current.power_mode) == (original.device, original.power_mode)
     return is_there and weights == shipped.weights_sha256 and case == mine
 
 
-def next_due(state: State) -> Shipped | None:
+def next_due(state: State) -> ShippedFolder | None:
     """Return the folder to verify now, or None if there is none."""
     if not state.settings.shipped or time.monotonic() < state.verify_from_s:
         return None
@@ -139,9 +143,9 @@ def forget_unconfigured(state: State) -> None:
     state.facts.shipped = {name: known for name, known in state.facts.shipped.items() if name in configured}
 
 
-def verify(state: State, folder: Shipped) -> None:
+def verify(state: State, folder: ShippedFolder) -> None:
     """Verify a folder and publish the verdict; if the machine cannot measure now, retry later."""
-    verdict: Verified | str
+    verdict: VerificationResult | str
     session, path = state.session, Path(folder.path)
     shipped, fingerprint = None, fingerprint_of(folder, state.environment)
     try:
@@ -175,7 +179,7 @@ def _wait(state: State, reason: str) -> None:
     state.verify_from_s = time.monotonic() + RETRY_S
 
 
-def publish(state: State, folder: Shipped, now: Deployed, fingerprint: str) -> None:
+def publish(state: State, folder: ShippedFolder, now: DeployedFolder, fingerprint: str) -> None:
     """Store and retain a verdict; announce a newly broken or again kept promise, and a new faster variant."""
     before = state.facts.shipped.get(folder.called)
     was_broken = before is not None and before.is_broken

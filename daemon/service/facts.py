@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from benchd.daemon.delivery.messages import Deployed, Judgement
+from benchd.daemon.delivery.messages import DeployedFolder, Judgement
 from benchd.daemon.journal import explaining
 from benchd.daemon.machine import folders
 from benchd.daemon.records import Case
@@ -51,7 +51,7 @@ class Verification(Struct, frozen=True):
 
     verified_s: float
     fingerprint: str
-    published: Deployed
+    published: DeployedFolder
     is_broken: bool
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from benchd.daemon.delivery.messages import Deployed, Health
+from benchd.daemon.delivery.messages import DeployedFolder, Health
 from benchd.daemon.machine import folders
 
 GAUGES = {
@@ -18,7 +18,7 @@ GAUGES = {
 }
 
 
-def write(path: Path, health: Health, deployed: Sequence[Deployed] = ()) -> None:
+def write(path: Path, health: Health, deployed: Sequence[DeployedFolder] = ()) -> None:
     """Replace the file atomically, so that node_exporter never reads a partial one; raise OSError if that fails."""
     registry = CollectorRegistry()
     for name, (field, text) in GAUGES.items():

@@ -9,7 +9,7 @@ from benchd.daemon.delivery.messages import latest
 from benchd.daemon.errors import SchemaError
 from benchd.daemon.machine.systemd_notify import log
 from benchd.daemon.measuring import recording
-from benchd.daemon.measuring.plan import Planned
+from benchd.daemon.measuring.plan import PlannedCase
 from benchd.daemon.measuring.protocol import StageName, unmeasured
 from benchd.daemon.measuring.recording import RunId
 from benchd.daemon.measuring.session import Sink
@@ -28,7 +28,7 @@ class ResultSink(Sink):
     def __init__(self, state: State) -> None:
         self._state = state
 
-    def stage(self, planned: Planned, process: int, stage: StageName, done: str = "") -> None:
+    def stage(self, planned: PlannedCase, process: int, stage: StageName, done: str = "") -> None:
         """Hold the link while the case warms up and is timed."""
         self._state.hold(timed=stage in TIMED)
 

@@ -19,7 +19,7 @@ from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
 from benchd.daemon.machine import identity, lock
 from benchd.daemon.machine.systemd_notify import Notifier, log
-from benchd.daemon.measuring.plan import Machine, Planned
+from benchd.daemon.measuring.plan import Machine, PlannedCase
 from benchd.daemon.measuring.session import Session
 from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.records import Record, wall_now
@@ -86,7 +86,7 @@ class State:
         self.owed: list[tuple[Record, bytes]] = []  # records that a full disk has not stored
         self.commands = deque[Command]()
         self.stop_asked = self.reload_asked = self.is_timed = False
-        self.running: tuple[StartedSuite, Planned] | None = None
+        self.running: tuple[StartedSuite, PlannedCase] | None = None
         self.waiting_for: str | None = None
         self.problem: str | None = None
         # start of the first process, or time of the last record of cases measured in rounds

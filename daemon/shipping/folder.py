@@ -13,12 +13,12 @@ from msgspec import Struct
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.machine import folders
 from benchd.daemon.machine.ticker import show
-from benchd.daemon.measuring.plan import Planned
-from benchd.daemon.measuring.protocol import Pack, Packed
+from benchd.daemon.measuring.plan import PlannedCase
+from benchd.daemon.measuring.protocol import Pack, PackedFiles
 from benchd.daemon.measuring.supervisor import Supervisor, Turn
 from benchd.daemon.records import Dtype, Environment, InputSpec, Record, encode, wall_now
 from benchd.daemon.shipping import load_text, manifest
-from benchd.daemon.shipping.manifest import LOAD, Asked, Manifest
+from benchd.daemon.shipping.manifest import LOAD, Manifest, ShipLimits
 from benchd.daemon.shipping.race import Candidate, Race, RaceResult
 from benchd.daemon.verdicts.results import JOURNAL
 
@@ -37,7 +37,7 @@ class NotShipped(BenchdError):
     """The winner's folder could not be created; the message gives the reason."""
 
 
-def ship(race: Race, result: RaceResult, supervisor: Supervisor, asked: Asked, out: Path) -> Manifest:
+def ship(race: Race, result: RaceResult, supervisor: Supervisor, asked: ShipLimits, out: Path) -> Manifest:
     """Build the winner's folder, run its LOAD.md and move it to `out` in one step; requires the machine's lock.
 
     Raises NotShipped if a file cannot be written, LOAD.md does not run, or `out` exists in the meantime.
@@ -51,31 +51,31 @@ def ship(race: Race, result: RaceResult, supervisor: Supervisor, asked: Asked, o
         ) from error
 
 
-def _shipped(race: Race, result: RaceResult, supervisor: Supervisor, asked: Asked, out: Path) -> Manifest:
+def _shipped(race: Race, result: RaceResult, supervisor: Supervisor, ship_limits: ShipLimits, out: Path) -> Manifest:
     winner, session = race.named(str(result.winner)), supervisor.session
-    made = session.output / "deploy"
-    shutil.rmtree(made, ignore_errors=True)
-    made.mkdir(parents=True)
-    packed = _packed(race, winner.planned, supervisor, made)
+    folder = session.output / "deploy"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    packed = _packed(race, winner.planned, supervisor, folder)
     first = winner.raced[0]  # the first process checked all images
     record = msgspec.structs.replace(race.record(winner, winner.confirmed), check=first.check, accuracy=first.accuracy)
-    shipped = _manifest(winner, packed, record, _against(result, len(race.candidates)), asked)
-    (made / LOAD).write_text(load_text.page(shipped))
+    shipped = _manifest(winner, packed, record, _against(result, len(race.candidates)), ship_limits)
+    (folder / LOAD).write_text(load_text.page(shipped))
     show(sys.stderr, "run its LOAD.md")
-    _run_load(shipped, made)
-    (made / JOURNAL).write_bytes(b"".join(encode(one) + b"\n" for one in [*race.records(), record]))
-    shipped = manifest.write(made, shipped)
-    for path in [*made.rglob("*"), made]:  # the files must be on disk before the rename becomes visible
+    _run_load(shipped, folder)
+    (folder / JOURNAL).write_bytes(b"".join(encode(entry) + b"\n" for entry in [*race.records(), record]))
+    shipped = manifest.write(folder, shipped)
+    for path in [*folder.rglob("*"), folder]:  # the files must be on disk before the rename becomes visible
         folders.sync(path)
-    manifest.remember(made)
-    made.rename(out)
+    manifest.remember(folder)
+    folder.rename(out)
     shutil.rmtree(session.output, ignore_errors=True)  # the folder is shipped even if parts of the race's folder remain
     return shipped
 
 
-def _packed(race: Race, planned: Planned, supervisor: Supervisor, made: Path) -> Packed:
+def _packed(race: Race, planned: PlannedCase, supervisor: Supervisor, folder: Path) -> PackedFiles:
     """Have a worker write the files; raise NotShipped if it fails or the files contain a different model."""
-    outcome = supervisor.process(Turn(planned, "deploy", 1, Pack(str(made))))
+    outcome = supervisor.process(Turn(planned, "deploy", 1, Pack(str(folder))))
     if mixed := race.clear_if_mixed(outcome):
         raise NotShipped(mixed)
     if outcome.packed is None:
@@ -85,7 +85,9 @@ def _packed(race: Race, planned: Planned, supervisor: Supervisor, made: Path) ->
     return outcome.packed
 
 
-def _manifest(winner: Candidate, packed: Packed, record: Record, against: str, asked: Asked) -> Manifest:
+def _manifest(
+    winner: Candidate, packed: PackedFiles, record: Record, against: str, ship_limits: ShipLimits
+) -> Manifest:
     """Return the manifest without its resources; `record` contains the processes that confirmed the winner."""
     facts, environment = record.model, record.environment
     if facts is None or record.timing is None:
@@ -106,7 +108,7 @@ def _manifest(winner: Candidate, packed: Packed, record: Record, against: str, a
         packages=packed.packages,
         weights_sha256=facts.weights_sha256,
         golden=packed.golden,
-        asked=msgspec.structs.asdict(asked),
+        asked=msgspec.structs.asdict(ship_limits),
         promised=manifest.promised(record),
         against=against,
         device=device_class(environment),
@@ -116,7 +118,7 @@ def _manifest(winner: Candidate, packed: Packed, record: Record, against: str, a
     )
 
 
-def _read(own: Sequence[InputSpec], packed: Packed) -> list[InputSpec]:
+def _read(own: Sequence[InputSpec], packed: PackedFiles) -> list[InputSpec]:
     """Return the inputs of one item as given by the user; for a file, with its own names and types."""
     if not packed.provider:
         return list(own)
@@ -124,11 +126,11 @@ def _read(own: Sequence[InputSpec], packed: Packed) -> list[InputSpec]:
     return [
         msgspec.structs.replace(
             spec,
-            name=one.name,
-            dtype=msgspec.convert(one.dtype, Dtype),
-            shape=[size for place, size in enumerate(one.shape) if place != spec.batch_axis],
+            name=tensor.name,
+            dtype=msgspec.convert(tensor.dtype, Dtype),
+            shape=[size for place, size in enumerate(tensor.shape) if place != spec.batch_axis],
         )
-        for spec, one in pairs
+        for spec, tensor in pairs
     ]
 
 

@@ -182,7 +182,7 @@ _HALF: dict[Precision, str] = {"fp16": "float16", "bf16": "bfloat16"}
 
 def page(manifest: Manifest) -> str:
     """Return the text of LOAD.md; raise Unsupported if the answers are nested too deeply to name in a few lines."""
-    rows = [("input", one) for one in manifest.inputs] + [("output", one) for one in manifest.outputs]
+    rows = [("input", tensor) for tensor in manifest.inputs] + [("output", tensor) for tensor in manifest.outputs]
     return _PAGE.format(
         name=manifest.name,
         variant=manifest.case.variant.label,
@@ -191,7 +191,7 @@ def page(manifest: Manifest) -> str:
         install=_install(manifest),
         needs=_needs(manifest),
         code=code(manifest),
-        tensors="\n".join(f"| {kind} | `{one.name}` | {one.dtype} | {one.shape} |" for kind, one in rows),
+        tensors="\n".join(f"| {kind} | `{tensor.name}` | {tensor.dtype} | {tensor.shape} |" for kind, tensor in rows),
         preprocessing=manifest.preprocessing,
     )
 
@@ -210,9 +210,9 @@ def _install(manifest: Manifest) -> str:
     wanted = {name: f"{name}=={version.partition('+')[0]}" for name, version in manifest.packages.items()}
     if "benchd" in wanted:
         wanted["benchd"] = f"benchd-{manifest.packages['benchd']}-py3-none-any.whl"
-    here = manifest.environment
-    if here.is_tegra:
-        return _install_on_board(wanted, here)
+    environment = manifest.environment
+    if environment.is_tegra:
+        return _install_on_board(wanted, environment)
     builds = {version.partition("+")[2] for version in manifest.packages.values()}
     indexes = [f"--extra-index-url {_PYTORCH_INDEX}/{build}" for build in builds if re.fullmatch(r"cpu|cu\d+", build)]
     return " ".join(["python -m pip install", *wanted.values(), *indexes])
@@ -242,7 +242,7 @@ def code(manifest: Manifest) -> str:
     """Return the Python code of LOAD.md."""
     golden = _GOLDEN.format(
         batches=manifest.golden.batches,
-        inputs=[one.name for one in manifest.inputs],
+        inputs=[tensor.name for tensor in manifest.inputs],
         tolerances=manifest.golden.tolerances,
         rows_off=manifest.golden.rows_off,
     )
@@ -269,18 +269,18 @@ def _onnx(manifest: Manifest) -> str:
 
 
 def _openvino(manifest: Manifest) -> str:
-    asked = openvino_settings(manifest.case.variant.precision)
-    settings = [f'"{name}": "{value}"' for name, value in asked.items()]
+    options = openvino_settings(manifest.case.variant.precision)
+    settings = [f'"{name}": "{value}"' for name, value in options.items()]
     settings += [f'"INFERENCE_NUM_THREADS": {_threads(manifest)}']
-    return _OPENVINO.format(settings=",\n    ".join(settings), names=[one.name for one in manifest.outputs])
+    return _OPENVINO.format(settings=",\n    ".join(settings), names=[tensor.name for tensor in manifest.outputs])
 
 
 def _tensorrt(manifest: Manifest) -> str:
     read, answered = manifest.inputs, manifest.outputs
     return _TENSORRT.format(
-        dtypes={one.name: one.dtype for one in [*read, *answered]},
-        inputs=[one.name for one in read],
-        outputs=[one.name for one in answered],
+        dtypes={tensor.name: tensor.dtype for tensor in [*read, *answered]},
+        inputs=[tensor.name for tensor in read],
+        outputs=[tensor.name for tensor in answered],
         device=manifest.environment.device,
     )
 
@@ -293,7 +293,7 @@ def _aoti(manifest: Manifest) -> str:
         threads=_threads(manifest),
         package=PACKAGE,
         index=-1 if device == "cpu" else 0,
-        names=[one.name for one in manifest.outputs],
+        names=[tensor.name for tensor in manifest.outputs],
         device=device,
         dtype=_HALF.get(variant.precision, "float32"),
     )
@@ -316,7 +316,7 @@ def _torch(manifest: Manifest) -> str:
         if variant.precision == "amp"
         else "",
         arguments=_arguments(manifest),
-        answer=answer([one.name for one in manifest.outputs]),
+        answer=answer([tensor.name for tensor in manifest.outputs]),
     )
 
 
@@ -350,7 +350,7 @@ def _literal(value: Any) -> str:
     """Return the source code of a (nested) dict of expressions."""
     if isinstance(value, str):
         return value
-    return "{" + ", ".join(f'"{key}": {_literal(each)}' for key, each in value.items()) + "}"
+    return "{" + ", ".join(f'"{key}": {_literal(nested)}' for key, nested in value.items()) + "}"
 
 
 def answer(names: Sequence[str]) -> str:

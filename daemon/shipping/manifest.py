@@ -47,7 +47,7 @@ REBUILT = "rebuilt, because "
 """The prefix of a runtime's note on why a plan or a package was rebuilt."""
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class ShipLimits(Struct, frozen=True, kw_only=True):
     """The limits given to `benchd ship`; None means no limit. `min_effect` is the smallest difference that counts."""
 
     max_latency_ms: float | None = None
@@ -68,7 +68,7 @@ class Resource(Struct, frozen=True):
     sha256: str
 
 
-class Promised(Struct, frozen=True, kw_only=True):
+class PromisedResults(Struct, frozen=True, kw_only=True):
     """The results of the winner's fresh processes; values that were not measured are null.
 
     `processes_ms` are the medians from which the interval of `latency_ms` was computed, each for one run of a whole
@@ -109,7 +109,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     weights_sha256: str
     golden: Golden
     asked: dict[str, float | None]
-    promised: Promised
+    promised: PromisedResults
     against: str = ""
     device: str
     device_id: str
@@ -119,12 +119,12 @@ class Manifest(Struct, frozen=True, kw_only=True):
     @property
     def runs_code(self) -> bool:
         """Return whether loading the folder runs Python code from it."""
-        return any(one.name.startswith(f"{CODE}/") for one in self.resources)
+        return any(resource.name.startswith(f"{CODE}/") for resource in self.resources)
 
     @property
     def program(self) -> str:
         """Return the name of the TensorRT plan or AOTInductor package, which also contains code; empty without one."""
-        return next((one.name for one in self.resources if one.name in {PLAN, PACKAGE}), "")
+        return next((resource.name for resource in self.resources if resource.name in {PLAN, PACKAGE}), "")
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -175,12 +175,12 @@ def read(folder: Path, beat: Callable[[], None] = lambda: None) -> Manifest:
     return manifest
 
 
-def promised(record: Record) -> Promised:
+def promised(record: Record) -> PromisedResults:
     """Return the promise in the record of the winner's fresh processes; the record must contain a time."""
     timing, energy = record.timing, record.energy
     if timing is None:
         raise UsageError(f"{record.case_id} was not timed, so there is no time to promise")
-    return Promised(
+    return PromisedResults(
         processes_ms=process_medians_ms([record]),
         latency_ms=timing.median_ms,
         low_ms=timing.low_ms,
@@ -207,13 +207,15 @@ def _decoded(folder: Path, content: bytes, kind: type[T]) -> T:
 
 def _refuse_damage(folder: Path, listed: Sequence[Resource], beat: Callable[[], None]) -> None:
     """Raise UsageError for the first file that is missing, unlisted, not regular or changed."""
-    for one in listed:
-        path = folder / one.name
-        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", one.name) or {"..", "."} & set(one.name.split("/")):
-            raise UsageError(f"{folder}: its {MANIFEST} lists {one.name[:80]!r}, which is not a path within the folder")
+    for resource in listed:
+        path = folder / resource.name
+        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", resource.name) or {"..", "."} & set(resource.name.split("/")):
+            raise UsageError(
+                f"{folder}: its {MANIFEST} lists {resource.name[:80]!r}, which is not a path within the folder"
+            )
         if not path.exists():
-            raise UsageError(f"{folder}: {one.name} is missing; ship it again or copy the whole folder")
-    known = {folder / one.name for one in listed} | {folder / MANIFEST, folder / DIGEST}
+            raise UsageError(f"{folder}: {resource.name} is missing; ship it again or copy the whole folder")
+    known = {folder / resource.name for resource in listed} | {folder / MANIFEST, folder / DIGEST}
     for path in sorted(folder.rglob("*")):
         mode = path.lstat().st_mode
         name, is_file = path.relative_to(folder), stat.S_ISREG(mode)
@@ -221,10 +223,12 @@ def _refuse_damage(folder: Path, listed: Sequence[Resource], beat: Callable[[], 
             raise UsageError(f"{folder}: {name} is not listed in its {MANIFEST}; remove it")
         if path in known and not is_file:
             raise UsageError(f"{folder}: {name} is not a regular file; ship it again or copy the whole folder")
-    for one in listed:
-        size = (folder / one.name).stat().st_size
-        if size != one.bytes or sha256_of(folder / one.name, beat=beat) != one.sha256:
-            raise UsageError(f"{folder}: {one.name} has changed since it was shipped (SHA-256); ship or copy it again")
+    for resource in listed:
+        size = (folder / resource.name).stat().st_size
+        if size != resource.bytes or sha256_of(folder / resource.name, beat=beat) != resource.sha256:
+            raise UsageError(
+                f"{folder}: {resource.name} has changed since it was shipped (SHA-256); ship or copy it again"
+            )
 
 
 def remember(folder: Path) -> None:

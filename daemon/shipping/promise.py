@@ -36,7 +36,7 @@ CLASS = ("machine", "board", "soc", "cpu_model", "cpu_count", "device", "gpu", "
 """The properties that two machines must share for a promise made on one to hold on the other."""
 
 
-class Verified(Struct, frozen=True, kw_only=True):
+class VerificationResult(Struct, frozen=True, kw_only=True):
     """The result of verifying a shipped folder; its verdict is `broken` if its answers differ from the golden ones.
 
     `change` is the time now divided by the promised time, minus 1, with its 95 % interval. `changed` lists the changes
@@ -72,7 +72,7 @@ def judge(
     is_golden: bool,
     rebuilt: str = "",
     confirmed: Sequence[ProcessResult] = (),
-) -> Verified:
+) -> VerificationResult:
     """Return the verdict on the measured folder; `is_golden` is False if its answers differ from the golden ones.
 
     `confirmed` are the processes on which the promise is based, and `rebuilt` says why the plan was rebuilt.
@@ -92,7 +92,7 @@ def judge(
     divided = layers.judge(layers.rounds(confirmed, record.processes))
     if answer == "slower" and divided:
         reason = "; ".join(filter(None, [divided.sentence, reason]))
-    return Verified(
+    return VerificationResult(
         name=shipped.name,
         case_id=shipped.case.case_id,
         answer=answer,
@@ -139,11 +139,11 @@ def _answer(promised_ms: Sequence[float], now_ms: Sequence[float]) -> tuple[Answ
 def other_machine(promised: Environment, now: Environment) -> str | None:
     """Return how this machine's class differs from that of the promise, or None if it does not."""
     values = ((getattr(promised, name), getattr(now, name), name) for name in CLASS)
-    different = [f"{name} {was}, not {here}" for was, here, name in values if was != here]
+    different = [f"{name} {was}, not {current}" for was, current, name in values if was != current]
     return "; ".join(different) or None
 
 
-def line(verified: Verified) -> str:
+def line(verified: VerificationResult) -> str:
     """Return the verdict in one line."""
     words = verified.answer.replace("_", " ")
     if verified.now_ms is None:

@@ -18,14 +18,14 @@ import msgspec
 from msgspec import Struct
 
 from benchd.daemon.measuring import protocol, recording
-from benchd.daemon.measuring.plan import Planned
+from benchd.daemon.measuring.plan import PlannedCase
 from benchd.daemon.measuring.protocol import Limits, Outcome
 from benchd.daemon.measuring.recording import RunId
 from benchd.daemon.measuring.supervisor import ABREAST, NOT_RUN, Supervisor, Turn, interleaved_rule
 from benchd.daemon.records import KERNELS, Record
 from benchd.daemon.runtimes import BACKENDS, PRECISIONS
 from benchd.daemon.shipping import race_limits, race_log, racing
-from benchd.daemon.shipping.manifest import Asked
+from benchd.daemon.shipping.manifest import ShipLimits
 from benchd.daemon.shipping.race_limits import Miss
 from benchd.daemon.shipping.race_log import LoggedProcess, Phase, RaceLog
 from benchd.daemon.shipping.racing import Behind
@@ -54,7 +54,7 @@ class Candidate:
     eliminated it.
     """
 
-    planned: Planned
+    planned: PlannedCase
     name: str
     raced: list[Outcome] = field(default_factory=list)
     confirmed: list[Outcome] = field(default_factory=list)
@@ -86,11 +86,11 @@ class RaceResult(Struct, frozen=True, kw_only=True):
 STEADIER = "change the limit, or stop other programs"
 
 
-class _Stopped(Exception):
+class _RaceStopped(Exception):
     """A signal, the time limit or a machine that cannot start processes ended the race; the message says which."""
 
 
-def per_inference_ms(outcomes: Sequence[Outcome], planned: Planned) -> list[float]:
+def per_inference_ms(outcomes: Sequence[Outcome], planned: PlannedCase) -> list[float]:
     """Return the median milliseconds per inference of each process that was timed."""
     timings = [outcome.process.timing for outcome in outcomes]
     return [timing.median_ms / planned.case.batch_size for timing in timings if timing]
@@ -114,11 +114,11 @@ class Race:
     each step.
     """
 
-    def __init__(self, supervisor: Supervisor, asked: Asked, minutes: float, out: TextIO) -> None:
-        self._supervisor, self._asked, self._minutes, self._out = supervisor, asked, minutes, out
+    def __init__(self, supervisor: Supervisor, ship_limits: ShipLimits, minutes: float, out: TextIO) -> None:
+        self._supervisor, self._asked, self._minutes, self._out = supervisor, ship_limits, minutes, out
         names = _names(supervisor.plan)
         self.candidates = [Candidate(entry, name) for entry, name in zip(supervisor.plan, names, strict=True)]
-        self._limits = race_limits.limits(asked)
+        self._limits = race_limits.limits(ship_limits)
         self._started_s, self._rounds = time.monotonic(), 0
         run = supervisor.session.run(supervisor.suite_id)
         digest = race_log.digest(supervisor.plan, run.environment, run.device_id)
@@ -134,42 +134,43 @@ class Race:
 
     def _read(self) -> None:
         """Assign the processes in the log to their candidates, and report them."""
-        by_case = {one.planned.case.case_id: one for one in self.candidates}
+        by_case = {candidate.planned.case.case_id: candidate for candidate in self.candidates}
         for entry in self._log.entries:
-            one = by_case[entry.case_id]
-            if one.raced or entry.outcome.process.status == "ok":  # a first process that failed earlier may succeed now
-                self._keep(one, entry)
-        kept = sum(len(one.raced) for one in self.candidates)
+            candidate = by_case[entry.case_id]
+            # a first process that failed earlier may succeed now
+            if candidate.raced or entry.outcome.process.status == "ok":
+                self._keep(candidate, entry)
+        resumed = sum(len(candidate.raced) for candidate in self.candidates)
         if self._log.is_other:
             self._tell("the earlier race used a different plan, machine or version; starting over")
-        elif kept:
-            self._tell(f"resuming after {kept} processes measured earlier")
+        elif resumed:
+            self._tell(f"resuming after {resumed} processes measured earlier")
 
-    def _keep(self, one: Candidate, entry: LoggedProcess) -> None:
-        one.raced.append(entry.outcome)
+    def _keep(self, candidate: Candidate, entry: LoggedProcess) -> None:
+        candidate.raced.append(entry.outcome)
         if entry.phase == "confirm":
-            one.confirmed.append(entry.outcome)
+            candidate.confirmed.append(entry.outcome)
 
     def run(self) -> RaceResult:
         """Race until there is a potential winner and confirm it; an interrupt leaves the race open."""
         self._started_s = time.monotonic()
         try:
             result = self._decided()
-        except _Stopped as stopped:
+        except _RaceStopped as stopped:
             result = RaceResult(reason=str(stopped), is_open=True)
         if result.winner:
             return msgspec.structs.replace(result, flags=self._flags(result.winner))
-        mark = self._mark(*(one.name for one in self.candidates))
+        mark = self._mark(*(candidate.name for candidate in self.candidates))
         return msgspec.structs.replace(result, reason=f"{result.reason}{mark}")
 
     def _flags(self, winner: str) -> list[str]:
-        one = self.named(winner)
+        candidate = self.named(winner)
         is_of_joules = bool(self._asked.max_energy_j or self._asked.max_power_w)
-        return doubts.of(self.record(one, one.confirmed), joules=is_of_joules)
+        return doubts.of(self.record(candidate, candidate.confirmed), joules=is_of_joules)
 
     def records(self) -> list[Record]:
         """Return the record of each candidate that was measured, with all of its processes."""
-        return [self.record(one, one.raced) for one in self.candidates if one.raced]
+        return [self.record(candidate, candidate.raced) for candidate in self.candidates if candidate.raced]
 
     def record(self, one: Candidate, outcomes: Sequence[Outcome]) -> Record:
         """Return the record of these processes of a candidate."""
@@ -177,13 +178,13 @@ class Race:
         limits = msgspec.structs.replace(one.planned.limits, processes=len(outcomes))
         return recording.record(one.planned.case, PRESET, run, RunId.new(), outcomes, limits=limits)
 
-    def _apart(self, one: Candidate, outcomes: Sequence[Outcome]) -> list[Record]:
+    def _apart(self, candidate: Candidate, outcomes: Sequence[Outcome]) -> list[Record]:
         """Return a separate record for each process."""
-        return [self.record(one, [outcome]) for outcome in outcomes]
+        return [self.record(candidate, [outcome]) for outcome in outcomes]
 
     def named(self, name: str) -> Candidate:
         """Return the candidate with this name."""
-        return next(one for one in self.candidates if one.name == name)
+        return next(candidate for candidate in self.candidates if candidate.name == name)
 
     def clear_if_mixed(self, outcome: Outcome) -> str | None:
         """Clear the log if this process, which is not in it, ran a different model; return the reason, else None."""
@@ -202,7 +203,7 @@ class Race:
         return sameness.model_difference(ran) or (f"{changed} changed" if changed else None)
 
     def _left(self) -> list[Candidate]:
-        return [one for one in self.candidates if one.left is None]
+        return [candidate for candidate in self.candidates if candidate.left is None]
 
     def _decided(self) -> RaceResult:
         result = self._raced()
@@ -225,10 +226,10 @@ class Race:
 
         Return whether other candidates, which lack rounds, came back as a result.
         """
-        missing = [one for one in self._left() if len(one.raced) <= number]
+        missing = [candidate for candidate in self._left() if len(candidate.raced) <= number]
         phase: Phase = "confirm" if number and len(self._left()) <= FINALISTS else "race"
         self._measure(missing, phase, is_limited=number > 0)
-        unfit = {one.name: why for one in self._left() if (why := self._unfit(one, number))}
+        unfit = {candidate.name: why for candidate in self._left() if (why := self._unfit(candidate, number))}
         return self._leave(unfit)
 
     def _leave(self, reasons: Mapping[str, str]) -> bool:
@@ -236,122 +237,135 @@ class Race:
         for name, why in reasons.items():
             self.named(name).left = why
             self._tell(f"  not {name}: {why}", name)
-        back = [one for one in self.candidates if one.behind and one.behind.than in reasons]
-        for one in back:
-            one.left = one.behind = None
-            self._tell(f"  {one.name} is back in the race")
+        back = [candidate for candidate in self.candidates if candidate.behind and candidate.behind.than in reasons]
+        for candidate in back:
+            candidate.left = candidate.behind = None
+            self._tell(f"  {candidate.name} is back in the race")
         return bool(back)
 
     def _is_late(self, phase: Phase) -> bool:
         """Return whether the remaining time is only enough to confirm."""
-        kept = FINALISTS * racing.PROMISED if phase == "race" else ABREAST
-        kept_s = kept * self.measured_s / max(len(self._log.entries), 1)
-        return time.monotonic() - self._started_s + kept_s > 60.0 * self._minutes
+        reserved = FINALISTS * racing.PROMISED if phase == "race" else ABREAST
+        reserved_s = reserved * self.measured_s / max(len(self._log.entries), 1)
+        return time.monotonic() - self._started_s + reserved_s > 60.0 * self._minutes
 
     def _measure(self, missing: Sequence[Candidate], phase: Phase, *, is_limited: bool = False) -> None:
         """Run one process of each of these candidates in random order, and log it.
 
-        Raises _Stopped after a signal, if a process cannot run or, if `is_limited`, once the time is up.
+        Raises _RaceStopped after a signal, if a process cannot run or, if `is_limited`, once the time is up.
         """
         started_s = time.monotonic()
         is_final = phase == "confirm" and len(missing) == FINALISTS
-        in_blocks = is_final and self._supervisor.can_interleave([one.planned for one in missing])
+        in_blocks = is_final and self._supervisor.can_interleave([candidate.planned for candidate in missing])
 
-        def turn(one: Candidate) -> Turn:
+        def turn(candidate: Candidate) -> Turn:
             if is_limited and self._is_late(phase):
-                raise _Stopped(self._undecided())
-            return _turn(one, phase, in_blocks=in_blocks)
+                raise _RaceStopped(self._undecided())
+            return _turn(candidate, phase, in_blocks=in_blocks)
 
         with closing(self._supervisor.in_turn(random.sample(missing, len(missing)), turn)) as running:
-            for one, outcome in running:
+            for candidate, outcome in running:
                 if self._supervisor.session.interrupted:
-                    raise _Stopped("interrupted: the same command continues from here")
+                    raise _RaceStopped("interrupted: the same command continues from here")
                 if reason := _not_run(outcome):
-                    raise _Stopped(f"{reason}; the same command continues from here")
-                entry = LoggedProcess(one.planned.case.case_id, phase, time.monotonic() - started_s, outcome)
+                    raise _RaceStopped(f"{reason}; the same command continues from here")
+                entry = LoggedProcess(candidate.planned.case.case_id, phase, time.monotonic() - started_s, outcome)
                 self._log.add(entry)
-                self._keep(one, entry)
+                self._keep(candidate, entry)
                 started_s = time.monotonic()
         if mixed := self._mixed():
-            raise _Stopped(f"{mixed}; the same command starts over")
+            raise _RaceStopped(f"{mixed}; the same command starts over")
 
-    def _unfit(self, one: Candidate, number: int) -> str | None:
+    def _unfit(self, candidate: Candidate, number: int) -> str | None:
         """Return why process `number` disqualifies the candidate, else None; process 0 checks the most images."""
-        record = self.record(one, [one.raced[number]])
+        record = self.record(candidate, [candidate.raced[number]])
         if number:
             return recommend.disqualified(record)
-        asked = Requirements(min_agreement=self._asked.min_agreement, max_accuracy_drop=self._asked.max_accuracy_drop)
-        return recommend.why_not(record, asked)
+        requirements = Requirements(
+            min_agreement=self._asked.min_agreement, max_accuracy_drop=self._asked.max_accuracy_drop
+        )
+        return recommend.why_not(record, requirements)
 
     def _look(self, rounds: int) -> RaceResult | None:
         """Eliminate candidates that miss a limit or are behind; return the result if that settles the race."""
         self._rounds = rounds
         bounds = len(self._limits) * len(self.candidates)
-        for one in self._left():
-            one.missed = self._missed(one, one.raced[:rounds], bounds)
-        if self._leave({one.name: one.missed[0].words for one in self._left() if one.missed}):
+        for candidate in self._left():
+            candidate.missed = self._missed(candidate, candidate.raced[:rounds], bounds)
+        if self._leave({candidate.name: candidate.missed[0].words for candidate in self._left() if candidate.missed}):
             return self._raced()
-        left = {one.name: one for one in self._left()}
+        left = {candidate.name: candidate for candidate in self._left()}
         if not left:
             return RaceResult(reason=self._nearest())
-        times_ms = {name: one.times_ms(rounds) for name, one in left.items()}
-        fit = {name for name, one in left.items() if not self._doubts(one, one.raced[:rounds])}
-        seen = racing.look(times_ms, fit, len(self.candidates), self._asked.min_effect)
+        times_ms = {name: candidate.times_ms(rounds) for name, candidate in left.items()}
+        fit = {name for name, candidate in left.items() if not self._doubts(candidate, candidate.raced[:rounds])}
+        look = racing.look(times_ms, fit, len(self.candidates), self._asked.min_effect)
         self._tell(f"round {rounds}: {_means(times_ms)}", *left)
         for limit in self._limits:
-            judged = (f"{name} {limit.spread(self._apart(one, one.raced[:rounds]))}" for name, one in left.items())
+            judged = (
+                f"{name} {limit.spread(self._apart(candidate, candidate.raced[:rounds]))}"
+                for name, candidate in left.items()
+            )
             self._tell(f"  {limit.what}: {'; '.join(judged)}", *left)
-        for name, behind in seen.behind.items():
+        for name, behind in look.behind.items():
             left[name].behind, left[name].left = behind, _words(behind)
             self._tell(f"  not {name}: {left[name].left}", name, behind.than)
-        if not seen.may_win:
+        if not look.may_win:
             return None
-        tied = [left[name] for name in seen.may_win]
+        tied = [left[name] for name in look.may_win]
         winner = min(tied, key=simplicity)
-        return RaceResult(winner=winner.name, runner_up=self._runner_up(winner), tied=[one.name for one in tied])
+        return RaceResult(
+            winner=winner.name, runner_up=self._runner_up(winner), tied=[candidate.name for candidate in tied]
+        )
 
-    def _missed(self, one: Candidate, outcomes: Sequence[Outcome], bounds: int) -> list[Miss]:
+    def _missed(self, candidate: Candidate, outcomes: Sequence[Outcome], bounds: int) -> list[Miss]:
         """Return the limits that these processes are shown to miss; the error is shared by `bounds` bounds."""
-        apart = self._apart(one, outcomes)
+        apart = self._apart(candidate, outcomes)
         return [miss for limit in self._limits if (miss := limit.miss(apart, bounds))]
 
-    def _doubts(self, one: Candidate, outcomes: Sequence[Outcome]) -> list[Miss]:
+    def _doubts(self, candidate: Candidate, outcomes: Sequence[Outcome]) -> list[Miss]:
         """Return the limits that the next process after these may miss."""
-        apart = self._apart(one, outcomes)
+        apart = self._apart(candidate, outcomes)
         return [miss for limit in self._limits if (miss := limit.doubt(apart))]
 
     def _nearest(self) -> str:
         """Return which candidate comes closest to meeting its worst limit, and by how much it misses."""
         worst = [
-            (max(one.missed, key=lambda miss: math.inf if miss.share is None else miss.share), one)
-            for one in self.candidates
-            if one.missed
+            (max(candidate.missed, key=lambda miss: math.inf if miss.share is None else miss.share), candidate)
+            for candidate in self.candidates
+            if candidate.missed
         ]
-        known = [(miss.share, miss.words, one.name) for miss, one in worst if miss.share is not None]
+        known = [(miss.share, miss.words, candidate.name) for miss, candidate in worst if miss.share is not None]
         if known:
             share, words, name = min(known)
             by = f", by {100 * share:.3g} %" if share > 0.0 else f"; more time will not help: {STEADIER}"
             return f"nothing meets the limits; {name} comes closest: {words}{by}"
-        return "nothing can ship: " + "; ".join(f"{one.name} {one.left}" for one in self.candidates)
+        return "nothing can ship: " + "; ".join(f"{candidate.name} {candidate.left}" for candidate in self.candidates)
 
     def _runner_up(self, winner: Candidate) -> str | None:
         """Return the closest other candidate that could ship, judged by the rounds until it left or the race ended."""
 
-        def ratio(one: Candidate) -> float:
-            rounds = one.behind.rounds if one.behind else self._rounds
-            return geometric_mean(one.times_ms(rounds)) / geometric_mean(winner.times_ms(rounds))
+        def ratio(candidate: Candidate) -> float:
+            rounds = candidate.behind.rounds if candidate.behind else self._rounds
+            return geometric_mean(candidate.times_ms(rounds)) / geometric_mean(winner.times_ms(rounds))
 
-        others = [one for one in self.candidates if one is not winner and (one.left is None or one.behind)]
+        others = [
+            candidate
+            for candidate in self.candidates
+            if candidate is not winner and (candidate.left is None or candidate.behind)
+        ]
         return min(others, key=ratio).name if others else None
 
     def _undecided(self) -> str:
         """Return which candidates could not be distinguished, why, and what would settle the race."""
         left = self._left()
-        names = " and ".join(one.name for one in left)
-        unclear = [f"{one.name}: {miss.words}" for one in left for miss in self._doubts(one, one.raced)]
+        names = " and ".join(candidate.name for candidate in left)
+        unclear = [
+            f"{candidate.name}: {miss.words}" for candidate in left for miss in self._doubts(candidate, candidate.raced)
+        ]
         open_ = f"it is undecided whether {names} can ship" if unclear else f"{names} cannot be told apart yet"
         undecided = "; ".join([open_, *unclear])
-        rounds, needed = min(len(one.raced) for one in left), self._needed()
+        rounds, needed = min(len(candidate.raced) for candidate in left), self._needed()
         if needed is None:
             return f"{undecided}; more time will not help: {STEADIER}"
         more = max(needed - rounds, 1)
@@ -362,8 +376,8 @@ class Race:
     def _needed(self) -> int | None:
         """Return the approximate number of rounds until a decision, or None if a limit stays in doubt."""
         left, bounds = self._left(), len(self._limits) * len(self.candidates)
-        rounds = min(len(one.raced) for one in left)
-        apart = {one.name: self._apart(one, one.raced) for one in left}
+        rounds = min(len(candidate.raced) for candidate in left)
+        apart = {candidate.name: self._apart(candidate, candidate.raced) for candidate in left}
         doubtful = [(limit, records) for limit in self._limits for records in apart.values() if limit.doubt(records)]
         by_limit = [limit.needed(records, bounds) for limit, records in doubtful]
         of_limits = [needed for needed in by_limit if needed is not None]
@@ -371,7 +385,7 @@ class Race:
             return None
         if rounds < 3 or len(left) < 2:
             return max([racing.FEW, *of_limits])
-        times_ms = {one.name: one.times_ms(rounds) for one in left}
+        times_ms = {candidate.name: candidate.times_ms(rounds) for candidate in left}
         return max([racing.rounds_to_decide(times_ms, len(self.candidates), self._asked.min_effect), *of_limits])
 
     def _confirmed(self, raced: RaceResult) -> RaceResult:
@@ -397,7 +411,9 @@ class Race:
             self._tell(f"  not {other.name}: {other.left}", other.name)
             return self._confirmed(msgspec.structs.replace(raced, runner_up=self._runner_up(winner)))
         pairs = min(len(winner.confirmed), len(other.confirmed))
-        first, second = (per_inference_ms(one.confirmed[:pairs], one.planned) for one in (winner, other))
+        first, second = (
+            per_inference_ms(candidate.confirmed[:pairs], candidate.planned) for candidate in (winner, other)
+        )
         sides = winner.name, other.name
         self._tell(f"confirmed by {pairs} processes each: {_means({winner.name: first, other.name: second})}", *sides)
         share = winner.planned.case.batch_size / other.planned.case.batch_size
@@ -417,39 +433,41 @@ class Race:
                 return
             is_against = other and number < racing.needed_against(other.behind)
             sides = [winner, *([other] if other and is_against else [])]
-            missing = [one for one in sides if len(one.confirmed) <= number]
+            missing = [candidate for candidate in sides if len(candidate.confirmed) <= number]
             if missing:
                 self._measure(missing, "confirm")
 
-    def _failed(self, one: Candidate) -> str | None:
+    def _failed(self, candidate: Candidate) -> str | None:
         """Return why a candidate's confirming processes fail, including a limit that they are shown to miss."""
-        failed = recommend.disqualified(self.record(one, one.confirmed))
+        failed = recommend.disqualified(self.record(candidate, candidate.confirmed))
         if failed:
             return failed
-        one.missed = self._missed(one, one.confirmed, len(self._limits))
-        return f"misses a limit: {one.missed[0].words}" if one.missed else None
+        candidate.missed = self._missed(candidate, candidate.confirmed, len(self._limits))
+        return f"misses a limit: {candidate.missed[0].words}" if candidate.missed else None
 
-    def _in_doubt(self, one: Candidate) -> str | None:
+    def _in_doubt(self, candidate: Candidate) -> str | None:
         """Return the limit that a candidate's promise may miss."""
-        one.missed = self._doubts(one, one.confirmed)
-        return f"is in doubt: {one.missed[0].words}" if one.missed else None
+        candidate.missed = self._doubts(candidate, candidate.confirmed)
+        return f"is in doubt: {candidate.missed[0].words}" if candidate.missed else None
 
-    def _promises_nothing(self, one: Candidate) -> str | None:
+    def _promises_nothing(self, candidate: Candidate) -> str | None:
         """Return why a candidate's confirming processes cannot support a promise, else None."""
-        times_ms = per_inference_ms(one.confirmed, one.planned)
+        times_ms = per_inference_ms(candidate.confirmed, candidate.planned)
         if not racing.promises_nothing(times_ms):
             return None
-        record = self.record(one, one.confirmed)
+        record = self.record(candidate, candidate.confirmed)
         flags = [flag for flag in doubts.of(record) if flag not in doubts.BUSY]  # `run` adds those
         doubtful = f" ({doubts.words(flags)})" if flags else ""
         return (
-            f"{one.name} took {min(times_ms):.4g} to {max(times_ms):.4g} ms in {len(times_ms)} fresh processes"
+            f"{candidate.name} took {min(times_ms):.4g} to {max(times_ms):.4g} ms in {len(times_ms)} fresh processes"
             f"{doubtful}, and an interval wider than the time itself is no promise: stop other programs, or give "
             "fewer --threads; the same command starts over"
         )
 
     def _mark(self, *names: str) -> str:
-        return doubts.mark(self.record(one, one.raced) for one in map(self.named, names) if one.raced)
+        return doubts.mark(
+            self.record(candidate, candidate.raced) for candidate in map(self.named, names) if candidate.raced
+        )
 
     def _tell(self, text: str, *names: str) -> None:
         """Print a line, followed by any reasons to doubt the times of these candidates."""
@@ -470,24 +488,24 @@ def _not_run(outcome: Outcome) -> str | None:
     return reason if reason.startswith(NOT_RUN) else None
 
 
-def _turn(one: Candidate, phase: Phase, *, in_blocks: bool) -> Turn:
+def _turn(candidate: Candidate, phase: Phase, *, in_blocks: bool) -> Turn:
     """Return the candidate's next process; the first one checks all images and measures the accuracy."""
-    number, limits = len(one.raced), one.planned.limits
+    number, limits = len(candidate.raced), candidate.planned.limits
     if number:
         limits = msgspec.structs.replace(limits, check_images=min(LATER_IMAGES, limits.check_images))
     limits = msgspec.structs.replace(limits, rule=interleaved_rule(limits.rule.cap_s)) if in_blocks else limits
     if phase == "confirm":
-        raced = number - len(one.confirmed)
+        raced = number - len(candidate.confirmed)
         limits = msgspec.structs.replace(limits, processes=raced + racing.PROMISED_AT_MOST)
-    accuracy = None if number else one.planned.inputs.accuracy
+    accuracy = None if number else candidate.planned.inputs.accuracy
     name, recipe = (
-        f"{one.planned.case.case_id}.{phase}.{number}",
-        protocol.Race(repeats=number == 0, layers=phase == "confirm"),
+        f"{candidate.planned.case.case_id}.{phase}.{number}",
+        protocol.CompareDeployable(repeats=number == 0, layers=phase == "confirm"),
     )
-    return Turn(replace(one.planned, limits=limits), name, number, recipe, accuracy=accuracy)
+    return Turn(replace(candidate.planned, limits=limits), name, number, recipe, accuracy=accuracy)
 
 
-def _names(plan: Sequence[Planned]) -> list[str]:
+def _names(plan: Sequence[PlannedCase]) -> list[str]:
     """Return each candidate's name: its variant, and its batch size if several compete."""
     sizes = {entry.case.batch_size for entry in plan}
     return [entry.case.variant.label + (f" b{entry.case.batch_size}" if len(sizes) > 1 else "") for entry in plan]

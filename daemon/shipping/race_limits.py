@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from benchd.daemon.records import Record
 from benchd.daemon.shipping import racing
-from benchd.daemon.shipping.manifest import Asked
+from benchd.daemon.shipping.manifest import ShipLimits
 from benchd.daemon.verdicts import figures
 
 
@@ -58,9 +58,9 @@ class RaceLimit:
         if not values:
             return "not measured"
         above = sum(value > self.most for value in values)
-        one = len(values) == 1
-        between = f"{min(values):.4g}" if one else f"{min(values):.4g} to {max(values):.4g}"
-        processes = "1 process" if one else f"{len(values)} processes"
+        is_single = len(values) == 1
+        between = f"{min(values):.4g}" if is_single else f"{min(values):.4g} to {max(values):.4g}"
+        processes = "1 process" if is_single else f"{len(values)} processes"
         return f"{between} {self.unit} in {processes}, {above or 'none'} above {self.most:.4g} {self.unit}"
 
     def _values(self, records: Sequence[Record]) -> list[float]:
@@ -73,7 +73,7 @@ class RaceLimit:
         return Miss(words, mean / self.most - 1.0)
 
 
-def limits(asked: Asked) -> list[RaceLimit]:
+def limits(asked: ShipLimits) -> list[RaceLimit]:
     """Return the limits that were set."""
     given: list[tuple[str, str, float | None, Callable[[Record], float | None]]] = [
         ("latency", "ms", asked.max_latency_ms, _latency_ms),
@@ -82,7 +82,7 @@ def limits(asked: Asked) -> list[RaceLimit]:
         ("power", "W", asked.max_power_w, figures.largest_power_w),
         ("time", "ms per inference", asked.rate_hz and 1e3 / asked.rate_hz, _period_ms),
     ]
-    return [RaceLimit(what, unit, most, figure) for what, unit, most, figure in given if most]
+    return [RaceLimit(name, unit, most, figure) for name, unit, most, figure in given if most]
 
 
 def _latency_ms(record: Record) -> float | None:

@@ -13,7 +13,7 @@ from benchd.daemon.errors import UsageError
 from benchd.daemon.journal import Journal
 from benchd.daemon.machine import folders
 from benchd.daemon.machine.environment import variables
-from benchd.daemon.measuring.plan import Planned
+from benchd.daemon.measuring.plan import PlannedCase
 from benchd.daemon.measuring.protocol import Outcome
 from benchd.daemon.records import Environment, UserFile, UserModule, file_of
 from benchd.exporters import code
@@ -83,7 +83,7 @@ def _read(path: Path) -> tuple[str, list[LoggedProcess]] | None:
     return header.digest, entries
 
 
-def digest(planned: Sequence[Planned], environment: Environment, device_id: str) -> str:
+def digest(planned: Sequence[PlannedCase], environment: Environment, device_id: str) -> str:
     """Return a digest that must be equal in two races for one to continue with the other's processes.
 
     It includes the cases with their limits, the contents of every file on the command line, the list of images, the
@@ -91,13 +91,14 @@ def digest(planned: Sequence[Planned], environment: Environment, device_id: str)
     run.
     """
     cases = [
-        (one.case, one.limits, one.inputs, _files(one), _images(one), one.own and one.own.inputs) for one in planned
+        (entry.case, entry.limits, entry.inputs, _files(entry), _images(entry), entry.own and entry.own.inputs)
+        for entry in planned
     ]
     facts = (cases, environment.fingerprint, device_id, code.sha256(), variables(os.environ, {}))
     return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()
 
 
-def _files(planned: Planned) -> dict[str, str]:
+def _files(planned: PlannedCase) -> dict[str, str]:
     """Return the hash of each file that the case reads, by path."""
     own, inputs = planned.own, planned.inputs
     named = [
@@ -111,7 +112,7 @@ def _files(planned: Planned) -> dict[str, str]:
     return {name: sha256_of(Path(name)) for name in named if Path(name).is_file()}
 
 
-def _images(planned: Planned) -> list[tuple[str, int, int]]:
+def _images(planned: PlannedCase) -> list[tuple[str, int, int]]:
     """Return name, size and modification time of each of the case's images, because reading them would take minutes."""
     folder = (planned.inputs.data or "").partition(":")[2]
     return folders.listed(Path(folder)) if folder else []

@@ -86,21 +86,21 @@ def look(times: Mapping[str, Sequence[float]], fit: Collection[str], field: int,
     if best is None:
         return Look()
     against = {name: _behind(logs[name], logs[best], best, field) for name in times if name != best}
-    behind = {name: one for name, one in against.items() if _is_behind(one)}
+    behind = {name: lag for name, lag in against.items() if _is_behind(lag)}
     left = [name for name in times if name not in behind]
     decided = rounds >= FEW or len(left) == 1
     may_win = [name for name in left if name in fit and _within(name, left, logs, field, min_effect)] if decided else []
     return Look(behind=behind, may_win=may_win)
 
 
-def _is_behind(one: Behind) -> bool:
-    return math.log1p(one.interval.low) > GAPS.get(one.rounds, 0.0)
+def _is_behind(lag: Behind) -> bool:
+    return math.log1p(lag.interval.low) > GAPS.get(lag.rounds, 0.0)
 
 
 def _within(name: str, left: Sequence[str], logs: Mapping[str, Sequence[float]], field: int, min_effect: float) -> bool:
     """Return whether no remaining variant is faster than `name` by `min_effect` or more."""
     others = (_behind(logs[other], logs[name], name, field) for other in left if other != name)
-    return all(one.interval.low > 1.0 / (1.0 + min_effect) - 1.0 for one in others)
+    return all(lag.interval.low > 1.0 / (1.0 + min_effect) - 1.0 for lag in others)
 
 
 def _behind(logs: Sequence[float], best: Sequence[float], than: str, field: int) -> Behind:
@@ -145,8 +145,8 @@ def rounds_to_decide(times: Mapping[str, Sequence[float]], field: int, min_effec
 def _rounds(best: Sequence[float], other: Sequence[float], quantile: float, min_effect: float) -> int:
     centre, variance = mean_and_variance([math.log(b / a) for a, b in zip(best, other, strict=True)])
     # either to be ahead, or to be behind by at most `min_effect`
-    shown = max(abs(centre), abs(centre + math.log1p(min_effect)))
-    return max(FEW, math.ceil(max(variance, LEAST_SPREAD**2) * (quantile / max(shown, 1e-4)) ** 2))
+    effect = max(abs(centre), abs(centre + math.log1p(min_effect)))
+    return max(FEW, math.ceil(max(variance, LEAST_SPREAD**2) * (quantile / max(effect, 1e-4)) ** 2))
 
 
 def exceeds(values: Sequence[float], limit: float, bounds: int) -> bool | None:

@@ -8,7 +8,7 @@ import msgspec
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.machine import folders
 from benchd.daemon.measuring import plan, recording, user_model
-from benchd.daemon.measuring.plan import Machine, Planned
+from benchd.daemon.measuring.plan import Machine, PlannedCase
 from benchd.daemon.measuring.protocol import Limits, Outcome, Verify
 from benchd.daemon.measuring.recording import RunId
 from benchd.daemon.measuring.session import Session
@@ -16,7 +16,7 @@ from benchd.daemon.measuring.supervisor import Supervisor, Turn
 from benchd.daemon.records import Environment, Inputs, UserFile, UserModel, UserModule, wall_now
 from benchd.daemon.shipping import manifest, promise, race
 from benchd.daemon.shipping.manifest import CODE, NOT_GOLDEN, ONNX, PLAN, WEIGHTS, Manifest
-from benchd.daemon.shipping.promise import Verified
+from benchd.daemon.shipping.promise import VerificationResult
 from benchd.daemon.verdicts import results
 from benchd.models import catalog
 
@@ -52,7 +52,7 @@ def why_rebuilt(folder: Path, shipped: Manifest, here: Environment, *, trust_pla
         ("driver", was.driver, here.driver),
         ("TensorRT", was.versions.get("tensorrt"), here.versions.get("tensorrt")),
     ]
-    return "; ".join(f"{PLAN} was built for {what} {before}, not {now}" for what, before, now in parts if before != now)
+    return "; ".join(f"{PLAN} was built for {part} {before}, not {now}" for part, before, now in parts if before != now)
 
 
 def _gpu(environment: Environment) -> str | None:
@@ -60,7 +60,7 @@ def _gpu(environment: Environment) -> str | None:
     return environment.board or environment.soc if environment.is_tegra else environment.gpu
 
 
-def planned(folder: Path, shipped: Manifest, limits: Limits, machine: Machine) -> Planned:
+def planned(folder: Path, shipped: Manifest, limits: Limits, machine: Machine) -> PlannedCase:
     """Return the case of a folder's files; raise NotAvailable if it cannot run here, UsageError for a changed file."""
     case, own = shipped.case, _own(folder, shipped)
     if own:
@@ -71,7 +71,7 @@ def planned(folder: Path, shipped: Manifest, limits: Limits, machine: Machine) -
     if reason:
         raise NotAvailable(f"{folder}: {case.variant.label} cannot run here: {reason}")
     weights = None if isinstance(own, UserFile) else str((folder / WEIGHTS).resolve())
-    return Planned(case, race.PRESET, limits, True, None, own, Inputs(weights=weights))
+    return PlannedCase(case, race.PRESET, limits, True, None, own, Inputs(weights=weights))
 
 
 def _own(folder: Path, shipped: Manifest) -> UserModel | None:
@@ -91,14 +91,14 @@ def verify(
     processes: int = PROCESSES,
     *,
     trust_plan: bool = False,
-) -> Verified:
+) -> VerificationResult:
     """Measure the folder in fresh processes until one fails; return the verdict, `broken` for different answers.
 
     The session's `attend` is called after each step that may take seconds, because the service has a watchdog.
     """
-    here = session.machine.environment()
+    environment = session.machine.environment()
     session.reason_to_end()
-    rebuilt = why_rebuilt(folder, shipped, here, trust_plan=trust_plan)
+    rebuilt = why_rebuilt(folder, shipped, environment, trust_plan=trust_plan)
     try:
         entry = planned(folder, shipped, limits, session.machine)
     except UsageError as error:
@@ -127,8 +127,8 @@ def verify(
     return promise.judge(shipped, record, is_golden=is_golden, rebuilt=rebuilt, confirmed=confirmed)
 
 
-def _unreadable(shipped: Manifest, reason: str) -> Verified:
-    return Verified(
+def _unreadable(shipped: Manifest, reason: str) -> VerificationResult:
+    return VerificationResult(
         name=shipped.name,
         case_id=shipped.case.case_id,
         answer="broken",

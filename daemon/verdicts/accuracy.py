@@ -65,7 +65,7 @@ def of_metric(
 
     values, references = np.array(drawn).T
     drops, drop = sign * (references - values), sign * (reference - value)
-    (low, high), (drop_low, drop_high) = (np.percentile(each, (2.5, 97.5)) for each in (values, drops))
+    (low, high), (drop_low, drop_high) = (np.percentile(draws, (2.5, 97.5)) for draws in (values, drops))
     if is_identical:
         drop_low = drop_high = 0.0
     elif not drops.any():
@@ -98,7 +98,9 @@ def figure(accuracy: Accuracy) -> str:
 def heading(records: Iterable[Record]) -> str:
     """Return the names of the records' metrics; shares are marked with their unit."""
     judged = [record.accuracy for record in records if record.accuracy]
-    return ", ".join(dict.fromkeys(f"{one.metric} %" if one.is_share else one.metric for one in judged))
+    return ", ".join(
+        dict.fromkeys(f"{accuracy.metric} %" if accuracy.is_share else accuracy.metric for accuracy in judged)
+    )
 
 
 def drop(accuracy: Accuracy) -> str:

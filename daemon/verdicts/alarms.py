@@ -93,7 +93,7 @@ def _upper_tail(deviations: float) -> float:
 
 def apart(pinned: Sequence[Record]) -> list[Record]:
     """Return the first pinned run of each day, oldest first; all runs are of one case."""
-    measured = sorted((one for one in pinned if process_medians_ms([one])), key=lambda record: record.t_wall)
+    measured = sorted((run for run in pinned if process_medians_ms([run])), key=lambda record: record.t_wall)
     day_of = when.days(measured)
     return list({day_of[record.key]: record for record in reversed(measured)}.values())[::-1]
 

@@ -26,17 +26,17 @@ def chosen(files: Sequence[Path]) -> list[Record]:
 
     Raises UsageError if there are none, if they come from several devices, or if one is unfit for a verdict.
     """
-    kept = [record for record in results.read_all(files) if record.status == "ok"]
-    for record in kept:
+    successful = [record for record in results.read_all(files) if record.status == "ok"]
+    for record in successful:
         reason = "is simulated" if "simulated" in record.flags else impossible(record) or wrong(record)
         if reason:
             raise UsageError(f"{record.case_id} from {record.t_wall} {reason}: a baseline needs valid results")
-    if not kept:
+    if not successful:
         raise UsageError(f"no result in {', '.join(map(str, files))} was successful")
-    devices = sorted({record.device_id for record in kept})
+    devices = sorted({record.device_id for record in successful})
     if len(devices) > 1:
         raise UsageError(f"a baseline covers one device, and these records come from {', '.join(devices)}")
-    return kept
+    return successful
 
 
 def store(kept: Sequence[Record]) -> None:
@@ -69,7 +69,7 @@ def pinned(runs: Sequence[str]) -> list[Record]:
 def of_case(runs: Sequence[str], case_id: str) -> list[Record]:
     """Return the records of a case in these files and folders or, if `runs` is empty, in any stored baseline."""
     paths = [Path(run) for run in runs] or [path()] * path().exists()
-    records = [record for one in paths for record in results.of_case(one, case_id)]
+    records = [record for source in paths for record in results.of_case(source, case_id)]
     return list({record.key: record for record in records}.values())
 
 

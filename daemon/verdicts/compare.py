@@ -112,8 +112,10 @@ def compare(
     }
     verdicts = judged(list(pairs.values()), min_effect)
     return [
-        comparison((case_id, case_id), verdict, (one.first_ms, one.second_ms), arms[case_id], shared=shared[case_id])
-        for (case_id, one), verdict in zip(pairs.items(), verdicts, strict=True)
+        comparison(
+            (case_id, case_id), verdict, (paired.first_ms, paired.second_ms), arms[case_id], shared=shared[case_id]
+        )
+        for (case_id, paired), verdict in zip(pairs.items(), verdicts, strict=True)
     ]
 
 

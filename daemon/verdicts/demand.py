@@ -52,8 +52,8 @@ def answering(records: Iterable[Record], demand: Demand) -> list[Record]:
             continue
         case = msgspec.structs.replace(record.case, load=None)
         key = (record.device_id, record.environment.device, record.environment.power_mode or "", case.case_id)
-        held = chosen.get(key)
-        if held is None or _rank(record, demand) <= _rank(held, demand):
+        best = chosen.get(key)
+        if best is None or _rank(record, demand) <= _rank(best, demand):
             chosen[key] = record
     return list(chosen.values())
 

@@ -271,8 +271,8 @@ def deciding_repeats(effect: Effect, alpha: float = ALPHA, min_effect: float = M
     given the observed one.
     """
     sides = 1.0 if effect.unit == "pairs" else 2.0
-    taken = int(effect.degrees / sides) + 1
-    counts = range(taken + 1, MOST_REPEATS + 1)
+    done = int(effect.degrees / sides) + 1
+    counts = range(done + 1, MOST_REPEATS + 1)
     place = bisect_left(counts, LIKELY, key=lambda n: _deciding(effect, n, sides * (n - 1.0), alpha, min_effect))
     return counts[place] if place < len(counts) else None
 
@@ -282,10 +282,14 @@ def _deciding(effect: Effect, repeats: int, degrees: float, alpha: float, min_ef
     chi_ratio = (1.0 - 2.0 / (9.0 * effect.degrees) - 0.674 * math.sqrt(2.0 / (9.0 * effect.degrees))) ** 1.5
     # the lower quartile of chi, by the approximation of E. B. Wilson and M. Hilferty
     error = effect.spread / chi_ratio / math.sqrt(repeats)
-    shown = NormalDist(effect.log_ratio, math.hypot(effect.error, error) or 1e-12)
+    distribution = NormalDist(effect.log_ratio, math.hypot(effect.error, error) or 1e-12)
     beyond = max(student_t_quantile(1.0 - alpha / 2.0, degrees) * error, math.log1p(min_effect))
     within = min(max(math.log1p(_margin(min_effect)) - student_t_quantile(1.0 - ALPHA, degrees) * error, 0.0), beyond)
-    return 1.0 - (shown.cdf(beyond) - shown.cdf(-beyond)) + (shown.cdf(within) - shown.cdf(-within))
+    return (
+        1.0
+        - (distribution.cdf(beyond) - distribution.cdf(-beyond))
+        + (distribution.cdf(within) - distribution.cdf(-within))
+    )
 
 
 def look(ratios: Sequence[float], min_effect: float = MIN_EFFECT, comparisons: int = 1) -> Verdict | None:

@@ -73,14 +73,16 @@ class LayerVerdict(Struct, frozen=True, kw_only=True):
     @property
     def sentence(self) -> str:
         """Return the verdict as text for human readers."""
-        whole = f"{abs(self.added_ms):.3g} ms {'slower' if self.added_ms > 0 else 'faster'}"
+        total = f"{abs(self.added_ms):.3g} ms {'slower' if self.added_ms > 0 else 'faster'}"
         common = "" if self.common is None else f"all layers {100 * self.common:+.1f} %"
         if self.alike:
-            return f"{whole}: {common} alike, so probably the clocks, the threads or the machine"
+            return f"{total}: {common} alike, so probably the clocks, the threads or the machine"
         if not self.changes:
-            return f"{whole}: no layer stands out from the noise{common and f'; {common}'}"
-        parts = [f"{each.added_ms:+.3g} ms {each.name}{each.note and f' ({each.note})'}" for each in self.changes]
-        return f"{whole}: {', '.join(parts)}; {f'in addition {common}' if common else 'the rest within noise'}"
+            return f"{total}: no layer stands out from the noise{common and f'; {common}'}"
+        parts = [
+            f"{change.added_ms:+.3g} ms {change.name}{change.note and f' ({change.note})'}" for change in self.changes
+        ]
+        return f"{total}: {', '.join(parts)}; {f'in addition {common}' if common else 'the rest within noise'}"
 
 
 class _Group(Struct, frozen=True):
@@ -96,26 +98,26 @@ def rounds(
     first: Sequence[ProcessResult], second: Sequence[ProcessResult], ratios: Sequence[float] = ()
 ) -> list[Round]:
     """Return the processes of both sides in pairs; a live comparison's ratio determines the second one's time."""
-    made = []
+    pairs = []
     for place, (a, b) in enumerate(zip(first, second, strict=False)):
         if a.timing and b.timing:
             second_ms = a.timing.median_ms * ratios[place] if ratios else b.timing.median_ms
-            made.append(Round(a.timing.median_ms, second_ms, a.layers, b.layers))
-    return made
+            pairs.append(Round(a.timing.median_ms, second_ms, a.layers, b.layers))
+    return pairs
 
 
 def judge(rounds: Sequence[Round]) -> LayerVerdict | None:
     """Return where the change of time comes from; None if it is within the noise or a side has no layers."""
-    if len(rounds) < FEWEST_ROUNDS or not all(each.first and each.second for each in rounds):
+    if len(rounds) < FEWEST_ROUNDS or not all(pair.first and pair.second for pair in rounds):
         return None
-    added = [each.second_ms - each.first_ms for each in rounds]
-    whole = _interval(added, ALPHA)
-    if not _excludes_zero(whole):
+    added = [pair.second_ms - pair.first_ms for pair in rounds]
+    interval_ms = _interval(added, ALPHA)
+    if not _excludes_zero(interval_ms):
         return None
     groups = _groups(rounds[0].first, rounds[0].second)
-    before = [[_sum_ms(each.first, group.first) for group in groups] for each in rounds]
-    after = [[_sum_ms(each.second, group.second) for group in groups] for each in rounds]
-    least_ms = max(LEAST_MS, LEAST_SHARE * fmean(each.first_ms for each in rounds))
+    before = [[_sum_ms(pair.first, group.first) for group in groups] for pair in rounds]
+    after = [[_sum_ms(pair.second, group.second) for group in groups] for pair in rounds]
+    least_ms = max(LEAST_MS, LEAST_SHARE * fmean(pair.first_ms for pair in rounds))
     shared = [_shared(*sides, least_ms) for sides in zip(before, after, strict=True)]
     beyond = [
         [late - early * math.exp(factor) for early, late in zip(*sides, strict=True)]
@@ -126,8 +128,8 @@ def judge(rounds: Sequence[Round]) -> LayerVerdict | None:
     changes = sorted(_standing_out([*groups, _Group(BETWEEN, frozenset(), frozenset(), "")], columns, added), key=_size)
     common = math.expm1(fmean(shared)) if _excludes_zero(_interval(shared, ALPHA)) else None
     change = fmean(added)
-    verdict = LayerVerdict(added_ms=change, interval_ms=whole, layers=len(groups), changes=changes, common=common)
-    if common is None or any(abs(each.added_ms) > MOST_OF_ONE * abs(change) for each in changes):
+    verdict = LayerVerdict(added_ms=change, interval_ms=interval_ms, layers=len(groups), changes=changes, common=common)
+    if common is None or any(abs(layer_change.added_ms) > MOST_OF_ONE * abs(change) for layer_change in changes):
         return verdict
     of_all = fmean(sum(early) for early in before) * common
     return msgspec.structs.replace(verdict, alike=True) if of_all / change > MOST_OF_ONE else verdict
@@ -210,15 +212,15 @@ def _groups(first: Sequence[LayerTime], second: Sequence[LayerTime]) -> list[_Gr
         for layer in layers:
             # a runtime's own name depends on the layer's position, and changes with the number of layers in front of it
             joined = _Covering({*layer.covers} or ({layer.name} if not layer.kind else set()), ([], []))
-            touching = [each for each in coverings if each.nodes & joined.nodes]
-            for each in touching:
-                joined.nodes |= each.nodes
-                joined.sides[0].extend(each.sides[0])
-                joined.sides[1].extend(each.sides[1])
+            touching = [covering for covering in coverings if covering.nodes & joined.nodes]
+            for covering in touching:
+                joined.nodes |= covering.nodes
+                joined.sides[0].extend(covering.sides[0])
+                joined.sides[1].extend(covering.sides[1])
             joined.sides[side].append(layer)
-            coverings = [each for each in coverings if each not in touching] + [joined]
-    both = [_group(*each.sides) for each in coverings if all(each.sides)]
-    alone = [[each.sides[side] for each in coverings if not each.sides[1 - side]] for side in (0, 1)]
+            coverings = [covering for covering in coverings if covering not in touching] + [joined]
+    both = [_group(*covering.sides) for covering in coverings if all(covering.sides)]
+    alone = [[covering.sides[side] for covering in coverings if not covering.sides[1 - side]] for side in (0, 1)]
     kinds = [["+".join(layer.kind for layer in part) for part in side] for side in alone]
     matched = SequenceMatcher(a=kinds[0], b=kinds[1], autojunk=False).get_matching_blocks()
     pairs = [(block.a + step, block.b + step) for block in matched for step in range(block.size)]
@@ -232,7 +234,10 @@ def _group(first: Sequence[LayerTime], second: Sequence[LayerTime]) -> _Group:
     heaviest = max(first or second, key=lambda layer: layer.ms)
     name = heaviest.covers[0] if heaviest.covers else heaviest.name
     return _Group(
-        name, frozenset(each.name for each in first), frozenset(each.name for each in second), _note(first, second)
+        name,
+        frozenset(layer_time.name for layer_time in first),
+        frozenset(layer_time.name for layer_time in second),
+        _note(first, second),
     )
 
 

@@ -84,8 +84,8 @@ class NoiseFloor(Struct, frozen=True, kw_only=True):
 
 def add(effect: AaEffect) -> None:
     """Append one effect to the stored ones, synced to disk."""
-    with closing(journal.Journal(folders.state() / FILE)) as kept:
-        kept.append(msgspec.json.encode(effect))
+    with closing(journal.Journal(folders.state() / FILE)) as log:
+        log.append(msgspec.json.encode(effect))
 
 
 def stored() -> list[AaEffect]:
@@ -126,11 +126,11 @@ def _floor(effects: Sequence[AaEffect]) -> NoiseFloor:
 
 def of_device(device_id: str, device: str, *, interleaved: bool = False) -> dict[str, float]:
     """Return the noise floors of this device (cpu or cuda) by case, for interleaved or consecutive processes."""
-    asked = (device_id, device, interleaved)
+    wanted = (device_id, device, interleaved)
     return {
         device_floor.case_id: device_floor.floor
         for device_floor in every()
-        if device_floor.floor and (device_floor.device_id, device_floor.device, device_floor.interleaved) == asked
+        if device_floor.floor and (device_floor.device_id, device_floor.device, device_floor.interleaved) == wanted
     }
 
 

@@ -152,9 +152,9 @@ def place(record: Record) -> Place:
 def place_names(places: Iterable[Place]) -> dict[Place, str]:
     """Return texts that distinguish these places, such as ` on cuda at 15W`; empty if there is only one place."""
     unnamed = set(places)
-    of_many = [len({one[i] for one in unnamed}) > 1 for i in range(3)]
+    of_many = [len({place[i] for place in unnamed}) > 1 for i in range(3)]
     words = ("on", "on", "at")
-    return {one: "".join(f" {words[i]} {one[i]}" for i in range(3) if of_many[i] and one[i]) for one in unnamed}
+    return {place: "".join(f" {words[i]} {place[i]}" for i in range(3) if of_many[i] and place[i]) for place in unnamed}
 
 
 def newest(records: Iterable[Record]) -> list[Record]:
@@ -162,7 +162,7 @@ def newest(records: Iterable[Record]) -> list[Record]:
     return list({(place(record), record.case_id): record for record in in_time(records)}.values())
 
 
-class Timed(Protocol):
+class Timestamped(Protocol):
     """Anything with the timestamps of a record."""
 
     @property
@@ -173,7 +173,7 @@ class Timed(Protocol):
     def boot_id(self) -> str: ...  # noqa: D102
 
 
-T = TypeVar("T", bound=Timed)
+T = TypeVar("T", bound=Timestamped)
 
 
 def in_time(records: Iterable[T]) -> list[T]:
@@ -293,8 +293,10 @@ def _ran_in_rounds(best: Record, other: Record, times: Sequence[Sequence[float]]
     if best.suite_id != other.suite_id or len(counts) > 1:
         return False
     sides = zip(best.processes, other.processes, strict=True)
-    rounds = [[one.window for one in pair if one.window] for pair in sides]
-    return all(early.end_ns <= late.start_ns for one, after in pairwise(rounds) for early in one for late in after)
+    rounds = [[process.window for process in pair if process.window] for pair in sides]
+    return all(
+        early.end_ns <= late.start_ns for before, after in pairwise(rounds) for early in before for late in after
+    )
 
 
 def _with_bars(lead: RankedFigure, best: Record, other: Record) -> RankedFigure:
@@ -360,8 +362,8 @@ def variant_name(record: Record) -> str:
     label, dla = record.case.variant.label, record.case.dla
     if record.kernels_ran:
         label = label.replace("custom", f"custom ({record.kernels_ran})", 1)
-    asked = record.case.provider if dla is None else f"dla {dla}"
-    return f"{label} ({asked})" if asked else label
+    requested = record.case.provider if dla is None else f"dla {dla}"
+    return f"{label} ({requested})" if requested else label
 
 
 def why_not(record: Record, requirements: Requirements) -> str | None:
@@ -659,8 +661,8 @@ def untried(decision: Decision) -> list[str]:
     if record.case.model == f"own.{Path(record.model.weights).stem}":  # an ONNX file has a fixed precision
         return []
     tried = {name.partition(" ")[0] for name in [*decision.candidates, *decision.excluded]}
-    here, versions = record.environment.device, record.environment.versions
-    cannot = {name for name, runtime in RUNTIMES.items() if runtime.device not in (None, here)}
+    device, versions = record.environment.device, record.environment.versions
+    cannot = {name for name, runtime in RUNTIMES.items() if runtime.device not in (None, device)}
     # packages that are not in any other extra
     apart = {package.name for package in PACKAGES.values() if package.extra == package.name}
     cannot |= {name for name, runtime in RUNTIMES.items() if runtime.package in apart - versions.keys()}

@@ -3,7 +3,7 @@
 The cost of a catalogued model follows from a formula; that of any other module is counted while it runs.
 """
 
-from benchd.daemon.records import Bound, Case, Counted, Floor, ModelFacts, Probes
+from benchd.daemon.records import Bound, Case, Floor, ModelFacts, Probes, WorkCount
 from benchd.models import catalog
 from benchd.models.cost import BYTES, Cost, cost, parameters
 
@@ -46,14 +46,14 @@ def _no_bound(bound_by: Bound, case_cost: Cost, probes: Probes, is_convolved: bo
     return None
 
 
-def is_convolved(case: Case, counted: Counted | None = None) -> bool:
+def is_convolved(case: Case, counted: WorkCount | None = None) -> bool:
     """Return whether convolutions account for most of a model's products."""
     if counted:
         return counted.is_convolved
     return catalog.entry(case.model).cost in ("resnet", "onepass")
 
 
-def cost_of(case: Case, model: ModelFacts, counted: Counted | None = None) -> Cost | str:
+def cost_of(case: Case, model: ModelFacts, counted: WorkCount | None = None) -> Cost | str:
     """Return the cost of one run of the case, or why it is unknown; `counted` is the count for a user's module."""
     if case.variant.precision == "int8":
         return "the rate of int8 products is not probed"

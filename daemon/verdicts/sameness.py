@@ -72,7 +72,7 @@ OTHER_SHARE_EXACT = 1e-4
 """A difference of exact answers that proves a different network; larger if rounding may shift a spike."""
 
 
-class Measured(Protocol):
+class Measurement(Protocol):
     """A record, or one process of it."""
 
     @property
@@ -81,12 +81,12 @@ class Measured(Protocol):
     def check(self) -> Check | None: ...  # noqa: D102
 
 
-def model_difference(measured: Iterable[Measured]) -> str | None:
+def model_difference(measured: Iterable[Measurement]) -> str | None:
     """Return which measurement has a different model, what changed it and what to do; None if all models are the same.
 
     Each is compared with the first measurement, and with the first that has the same check inputs.
     """
-    firsts: dict[object, Measured] = {}
+    firsts: dict[object, Measurement] = {}
     for candidate in measured:
         for inputs in dict.fromkeys((None, _answered(candidate.check))) if candidate.model else ():
             if words := model_differs(firsts.setdefault(inputs, candidate), candidate):
@@ -94,7 +94,7 @@ def model_difference(measured: Iterable[Measured]) -> str | None:
     return None
 
 
-def model_differs(record: Measured, other: Measured) -> str | None:
+def model_differs(record: Measurement, other: Measurement) -> str | None:
     """Return how the second measurement's model differs from the first's and what changed it, else None.
 
     If both were checked on the same inputs, their exact answers decide: a code change that does not affect the answers
@@ -109,7 +109,7 @@ def model_differs(record: Measured, other: Measured) -> str | None:
     return f"{words}: {why}" if why else words
 
 
-def other_model(record: Measured, other: Measured) -> str | None:
+def other_model(record: Measurement, other: Measurement) -> str | None:
     """Return which facts show a different model or, if exact answers cannot tell, that the code differs; else None."""
     a, b = record.model, other.model
     if a is None or b is None:
@@ -146,7 +146,7 @@ def answers_off(a: Check | None, b: Check | None) -> str | None:
     if a is None or b is None or _answered(a) != _answered(b) or _answered(a) is None:
         return None
     if a.outputs != b.outputs:
-        names = [", ".join(sorted({*one.outputs} - {*other.outputs})) or "fewer" for one, other in ((b, a), (a, b))]
+        names = [", ".join(sorted({*own.outputs} - {*other.outputs})) or "fewer" for own, other in ((b, a), (a, b))]
         return f"different outputs ({names[0]}, where the other has {names[1]})"
     limit = max(OTHER_SHARE.get(check.rule, OTHER_SHARE_EXACT) for check in (a, b))
     parts = zip(a.outputs, _by_output(a), _by_output(b), strict=True)
@@ -156,7 +156,7 @@ def answers_off(a: Check | None, b: Check | None) -> str | None:
     return f"its exact answers to the same inputs differ by {share:.2g} of their size{where}" if share > limit else None
 
 
-def files_changed(measured: Iterable[Measured]) -> list[str]:
+def files_changed(measured: Iterable[Measurement]) -> list[str]:
     """Return the files and variables that several of these models read, and that were not always the same.
 
     A file that only one of them read is no evidence: a process that ended early has read less.
@@ -175,8 +175,8 @@ def _answered(check: Check | None) -> tuple[str, str, int] | None:
 
 
 def _by_output(check: Check) -> Iterator[Sequence[float]]:
-    each = len(check.projections) // len(check.outputs)
-    return (check.projections[place * each : (place + 1) * each] for place in range(len(check.outputs)))
+    per_output = len(check.projections) // len(check.outputs)
+    return (check.projections[place * per_output : (place + 1) * per_output] for place in range(len(check.outputs)))
 
 
 def _changed_by(model: ModelFacts, other: ModelFacts, names: Sequence[str]) -> str:

@@ -83,7 +83,7 @@ def request_timing(latencies_ns: Sequence[float]) -> Timing:
 
 
 @dataclass(frozen=True)
-class Disturbed:
+class DisturbedBlocks:
     """The number of a case's disturbed blocks, the causes, and the median without and with these blocks."""
 
     disturbed: int
@@ -93,7 +93,7 @@ class Disturbed:
     as_experienced_ms: float
 
 
-def disturbed(processes: Sequence[ProcessResult]) -> Disturbed | None:
+def disturbed(processes: Sequence[ProcessResult]) -> DisturbedBlocks | None:
     """Return what disturbed a case's processes, None if nothing did; processes with a time of 0 are left out."""
     interferences = [process.interference for process in processes if process.interference]
     comparable = [
@@ -104,7 +104,7 @@ def disturbed(processes: Sequence[ProcessResult]) -> Disturbed | None:
     by_block = [reasons for interference in comparable for reasons in interference.reasons]
     if not any(by_block):
         return None
-    return Disturbed(
+    return DisturbedBlocks(
         disturbed=sum(map(bool, by_block)),
         blocks=len(by_block),
         reasons=sorted({reason for reasons in by_block for reason in reasons}),

@@ -19,7 +19,7 @@ from benchd.daemon.measuring.paired import Request
 from benchd.daemon.measuring.protocol import Compare
 from benchd.daemon.records import Case
 from benchd.daemon.verdicts.effects import LOOK_ALPHA, Verdict, judge, paired_effect
-from benchd.daemon.why.comparisons import Comparing, Line
+from benchd.daemon.why.comparisons import Comparing, FinishedComparison
 from benchd.daemon.why.environments import with_parts
 from benchd.daemon.why.foreign import Foreign
 
@@ -69,7 +69,7 @@ class Bridging:
     request: Request
     comparing: Comparing
     _parts: dict[str, Part] = field(default_factory=dict)
-    _lines: dict[frozenset[str], Line] = field(default_factory=dict)
+    _lines: dict[frozenset[str], FinishedComparison] = field(default_factory=dict)
     _case_id: str = ""
 
     def bridge(self) -> Bridge:
@@ -90,7 +90,7 @@ class Bridging:
             ]
             for name in switches
         }
-        steps = [Switch(name, fmean(each), each) for name, each in added.items()]
+        steps = [Switch(name, fmean(added_ms), added_ms) for name, added_ms in added.items()]
         end_ms = ours_ms * math.exp(ways[0][-1])
         waiting = self.theirs.in_flight / self.theirs.streams - 1.0
         if waiting > 0.0:
@@ -135,14 +135,14 @@ class Bridging:
         """Return the log ratio of our case with these switches to our case."""
         return paired_effect(self._line(switches).ratios).log_ratio if switches else 0.0
 
-    def _line(self, switches: Sequence[str]) -> Line:
+    def _line(self, switches: Sequence[str]) -> FinishedComparison:
         """Return the comparison of our case with these switches with our case; each set is measured only once."""
         known = frozenset(switches)
         if known not in self._lines:
             self._lines[known] = self._measured(switches)
         return self._lines[known]
 
-    def _measured(self, switches: Sequence[str]) -> Line:
+    def _measured(self, switches: Sequence[str]) -> FinishedComparison:
         parts = [self._parts[name] for name in switches]
         cases = [self._case_id, with_parts(self._case_id, (part for part in parts if isinstance(part, str)))]
         fields = dict(ChainMap(*(part for part in parts if isinstance(part, dict))))

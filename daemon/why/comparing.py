@@ -16,8 +16,8 @@ from benchd.daemon.verdicts.effects import LOOK_ALPHA, Verdict, judge, look, pai
 from benchd.daemon.verdicts.layers import LayerVerdict
 from benchd.daemon.verdicts.statistics import Interval
 from benchd.daemon.why import environments
-from benchd.daemon.why.comparisons import Comparing, Line
-from benchd.daemon.why.environments import Difference, Side
+from benchd.daemon.why.comparisons import Comparing, FinishedComparison
+from benchd.daemon.why.environments import Difference, EnvironmentSide
 from benchd.daemon.why.search import MOST_PAIRS, Applied, Cause, Estimate, Search, Spread, placed
 
 CHANGES = ("faster", "slower")
@@ -25,7 +25,7 @@ LEAST_SHARE = 0.15
 """A share of the whole effect; smaller parts are not searched."""
 
 
-class Cost(Struct, frozen=True, kw_only=True):
+class DifferenceCost(Struct, frozen=True, kw_only=True):
     """Differences that together change the time: the change as a share of A's time, with its interval."""
 
     differences: list[str]
@@ -47,8 +47,8 @@ class Explanation(Struct, frozen=True, kw_only=True):
     verdict: Verdict
     outside: Verdict | None = None
     layers: LayerVerdict | None = None
-    causes: list[Cost] = []
-    alternatives: list[Cost] = []
+    causes: list[DifferenceCost] = []
+    alternatives: list[DifferenceCost] = []
     unresolved: list[str] = []
     comparisons: int = 0
     mark: str = ""
@@ -63,8 +63,8 @@ class Explanation(Struct, frozen=True, kw_only=True):
 class Explaining:
     """A search: one case in two environments; `request` contains all other details of a comparison."""
 
-    first: Side
-    second: Side
+    first: EnvironmentSide
+    second: EnvironmentSide
     request: Request
     comparing: Comparing
     _differences: dict[str, Difference] = field(default_factory=dict)
@@ -79,8 +79,8 @@ class Explaining:
         """
         planned = self.comparing.planned(self.request)  # rejects an invalid request before any work
         self.first, self.second = (
-            msgspec.structs.replace(side, case=each.case.case_id)
-            for side, each in zip((self.first, self.second), planned, strict=True)
+            msgspec.structs.replace(side, case=entry.case.case_id)
+            for side, entry in zip((self.first, self.second), planned, strict=True)
         )
         differences, needs = environments.differences(self.first, self.second)
         if not differences:
@@ -146,26 +146,26 @@ class Explaining:
         self._spread.add(_logs(ratios))
         return estimate
 
-    def _compared(self, applied: Applied, decide: Decide, *, layers: bool = False) -> Line:
+    def _compared(self, applied: Applied, decide: Decide, *, layers: bool = False) -> FinishedComparison:
         """Compare A with these differences applied against plain A."""
         chosen = [difference for name, difference in self._differences.items() if name in applied]
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             pythons = [self._plain, environments.mixture(Path(folder), self.first.installed, chosen)]
             sides = (self.first, environments.mixed(self.first, self.second, chosen))
             names = "; ".join(difference.name for difference in chosen)
-            what = f"{len(chosen)} of {len(self._differences)} applied: {names}"
-            return self._pairs(what, names, pythons, sides, decide, layers=layers)
+            description = f"{len(chosen)} of {len(self._differences)} applied: {names}"
+            return self._pairs(description, names, pythons, sides, decide, layers=layers)
 
     def _pairs(
         self,
-        what: str,
+        description: str,
         key: str,
         pythons: Sequence[str],
-        sides: tuple[Side, Side],
+        sides: tuple[EnvironmentSide, EnvironmentSide],
         decide: Decide,
         *,
         layers: bool = False,
-    ) -> Line:
+    ) -> FinishedComparison:
         request = replace(
             self.request,
             pythons=list(pythons),
@@ -173,12 +173,12 @@ class Explaining:
             cases=[side.case for side in sides],
             layers=layers,
         )
-        return self.comparing.pairs(what, request, decide, (self.first.identity, self.second.identity, key))
+        return self.comparing.pairs(description, request, decide, (self.first.identity, self.second.identity, key))
 
 
 def _logs(ratios: Sequence[float]) -> list[float]:
     return [math.log(ratio) for ratio in ratios]
 
 
-def _cost(cause: Cause) -> Cost:
-    return Cost(differences=list(cause.names), share=cause.cost.share, interval=cause.cost.interval)
+def _cost(cause: Cause) -> DifferenceCost:
+    return DifferenceCost(differences=list(cause.names), share=cause.cost.share, interval=cause.cost.interval)

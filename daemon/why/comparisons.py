@@ -15,7 +15,7 @@ from benchd.daemon.journal import Journal
 from benchd.daemon.machine import identity
 from benchd.daemon.measuring import paired
 from benchd.daemon.measuring.paired import Decide, Request
-from benchd.daemon.measuring.plan import Planned
+from benchd.daemon.measuring.plan import PlannedCase
 from benchd.daemon.measuring.session import Session
 from benchd.daemon.shipping import race_log
 from benchd.daemon.verdicts.layers import LayerVerdict
@@ -23,7 +23,7 @@ from benchd.daemon.verdicts.layers import LayerVerdict
 LOG = "why.jsonl"
 
 
-class Line(Struct, frozen=True, kw_only=True):
+class FinishedComparison(Struct, frozen=True, kw_only=True):
     """A finished comparison: each pair's ratio B / A (none, with the reason, if a side cannot run), and A's medians.
 
     `mean_over_median` is that of B's times, and `mark` says what disturbed the comparison.
@@ -38,7 +38,7 @@ class Line(Struct, frozen=True, kw_only=True):
     mark: str = ""
 
 
-class Interrupted(BenchdError):
+class SearchInterrupted(BenchdError):
     """A signal ended the search; the same command resumes it."""
 
 
@@ -51,53 +51,53 @@ class Comparing:
     done: int = 0
     mark: str = ""
 
-    def pairs(self, what: str, request: Request, decide: Decide, facts: object = ()) -> Line:
+    def pairs(self, what: str, request: Request, decide: Decide, facts: object = ()) -> FinishedComparison:
         """Return a comparison, from the log if it contains one with the same cases, files, machine and `facts`.
 
-        Raises Interrupted after a signal.
+        Raises SearchInterrupted after a signal.
         """
         line = self._line(what, request, decide, facts)
         self.mark = self.mark or line.mark
         return line
 
-    def _line(self, what: str, request: Request, decide: Decide, facts: object) -> Line:
+    def _line(self, description: str, request: Request, decide: Decide, facts: object) -> FinishedComparison:
         self.done += 1
-        self.err.write(f"comparison {self.done}, {what}\n")
+        self.err.write(f"comparison {self.done}, {description}\n")
         planned = self.planned(request)
         key = self._key(planned, request, facts)
         path = self.session.output / LOG
-        kept = next((line for line in _lines(path) if line.key == key), None)
-        if kept is not None:
-            self.err.write(f"    measured before: {kept.reason or f'{len(kept.ratios)} pairs'}\n")
-            return kept
-        made, code = paired.compare(request, planned, self.session, self.err, decide)
+        stored = next((line for line in _lines(path) if line.key == key), None)
+        if stored is not None:
+            self.err.write(f"    measured before: {stored.reason or f'{len(stored.ratios)} pairs'}\n")
+            return stored
+        comparison, code = paired.compare(request, planned, self.session, self.err, decide)
         if code == 130:
-            raise Interrupted("interrupted; the same command resumes this search")
-        line = Line(
+            raise SearchInterrupted("interrupted; the same command resumes this search")
+        line = FinishedComparison(
             key=key,
-            ratios=[] if code else made.ratios,
-            first_ms=made.first_ms,
-            mean_over_median=made.mean_over_median or 1.0,
-            reason=made.verdict.reason if code else "",
-            layers=made.layers,
-            mark=made.mark,
+            ratios=[] if code else comparison.ratios,
+            first_ms=comparison.first_ms,
+            mean_over_median=comparison.mean_over_median or 1.0,
+            reason=comparison.verdict.reason if code else "",
+            layers=comparison.layers,
+            mark=comparison.mark,
         )
         with closing(Journal(path)) as written:
             written.append(msgspec.json.encode(line))
         return line
 
-    def planned(self, request: Request) -> Sequence[Planned]:
+    def planned(self, request: Request) -> Sequence[PlannedCase]:
         """Return both sides; raise UsageError for an invalid request, NotAvailable for a case that cannot run here."""
         return paired.planned_sides(request, self.session.config.limits, self.session.machine)
 
-    def _key(self, planned: Sequence[Planned], request: Request, facts: object) -> str:
+    def _key(self, planned: Sequence[PlannedCase], request: Request, facts: object) -> str:
         environment, device_id = self.session.machine.environment(), identity.device_id(self.session.config.device.id)
         shared = race_log.digest(planned, environment, device_id)
         return hashlib.sha256(msgspec.json.encode((shared, list(request.variables), facts))).hexdigest()
 
 
-def _lines(path: Path) -> Iterator[Line]:
-    decoder = msgspec.json.Decoder(Line)
+def _lines(path: Path) -> Iterator[FinishedComparison]:
+    decoder = msgspec.json.Decoder(FinishedComparison)
     for line in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(msgspec.MsgspecError):  # truncated by a crash: measured again
             yield decoder.decode(line)

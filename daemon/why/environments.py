@@ -53,7 +53,7 @@ print(json.dumps({"base": base, "version": sys.version.split()[0], "packages": l
 """
 
 
-class Package(Struct, frozen=True):
+class InstalledDistribution(Struct, frozen=True):
     """An installed distribution: `files` are relative to `root`, and `digest` is a hash of their hashes."""
 
     name: str
@@ -69,23 +69,23 @@ class Package(Struct, frozen=True):
         return canonicalize_name(self.name)
 
 
-class Installed(Struct, frozen=True):
+class InstalledPackages(Struct, frozen=True):
     """What an interpreter can import: its base interpreter, its version and its packages."""
 
     base: str
     version: str
-    packages: list[Package]
+    packages: list[InstalledDistribution]
 
     @property
-    def by_name(self) -> dict[str, Package]:
+    def by_name(self) -> dict[str, InstalledDistribution]:
         """The packages by their `key`."""
         return {package.key: package for package in self.packages}
 
 
-class Side(Struct, frozen=True):
+class EnvironmentSide(Struct, frozen=True):
     """One of the two sides: its installed packages, its environment variables, and the `case_id` that it runs."""
 
-    installed: Installed
+    installed: InstalledPackages
     variables: dict[str, str] = {}
     case: str = ""
 
@@ -103,12 +103,12 @@ class Difference(Struct, frozen=True):
     """
 
     name: str
-    packages: dict[str, Package | None] = {}
+    packages: dict[str, InstalledDistribution | None] = {}
     variable: str | None = None
     part: str | None = None
 
 
-def installed(python: str) -> Installed:
+def installed(python: str) -> InstalledPackages:
     """Return the contents of an interpreter's environment; raise UsageError if the interpreter does not run."""
     try:
         return _listed(python)
@@ -117,16 +117,16 @@ def installed(python: str) -> Installed:
         raise UsageError(f"--python {python}: {why}; give the interpreter of an environment") from error
 
 
-def _listed(python: str, first: str = "") -> Installed:
+def _listed(python: str, first: str = "") -> InstalledPackages:
     """Return what an interpreter can import with the folder `first` at the start of its path."""
     code = f"import sys; sys.path[:] = [*filter(None, [{first!r}]), *sys.path]\n{_LISTED}"
     done = subprocess.run(
         interpreter.of_code(code, python=python), capture_output=True, text=True, check=True, timeout=LISTING_S
     )
-    return msgspec.json.decode(done.stdout, type=Installed)
+    return msgspec.json.decode(done.stdout, type=InstalledPackages)
 
 
-def with_pins(into: Installed, pins: Sequence[str], cache: Path, options: Sequence[str]) -> Installed:
+def with_pins(into: InstalledPackages, pins: Sequence[str], cache: Path, options: Sequence[str]) -> InstalledPackages:
     """Return the environment with each pinned `name==version` in place of its own, installed once below `cache`.
 
     `options` tell pip where to find the wheels. Raises UsageError for a wheel that cannot be installed.
@@ -134,14 +134,16 @@ def with_pins(into: Installed, pins: Sequence[str], cache: Path, options: Sequen
     packages = into.by_name
     for pin in pins:
         name, _, version = pin.partition("==")
-        wanted = Package(name, version, "", [], "")
+        wanted = InstalledDistribution(name, version, "", [], "")
         present = packages.get(wanted.key)
         if present is None or present.version != version:
             packages[wanted.key] = _installed_pin(into, wanted, cache, options)
     return msgspec.structs.replace(into, packages=list(packages.values()))
 
 
-def _installed_pin(into: Installed, wanted: Package, cache: Path, options: Sequence[str]) -> Package:
+def _installed_pin(
+    into: InstalledPackages, wanted: InstalledDistribution, cache: Path, options: Sequence[str]
+) -> InstalledDistribution:
     target = cache / f"{wanted.key}-{wanted.version}-{into.version.rpartition('.')[0]}"
     if not target.is_dir():
         if not has_pip():
@@ -222,7 +224,7 @@ def _lines(path: Path) -> list[str]:
         raise UsageError(f"{path}: not UTF-8 text") from error
 
 
-def differences(first: Side, second: Side) -> tuple[list[Difference], dict[str, Set[str]]]:
+def differences(first: EnvironmentSide, second: EnvironmentSide) -> tuple[list[Difference], dict[str, Set[str]]]:
     """Return the differences of B from A, each after those that it needs, and the names of those that each one needs.
 
     Raises UsageError if the interpreters' packages cannot be exchanged or a package does not list its files.
@@ -235,16 +237,18 @@ def differences(first: Side, second: Side) -> tuple[list[Difference], dict[str, 
         )
     changed = _changed(a, b)
     groups, needs = _groups(a, b, changed)
-    found = [Difference(_named(a, b, group), {name: b.by_name.get(name) for name in group}) for group in groups]
-    names = {name: difference.name for difference in found for name in difference.packages}
+    package_differences = [
+        Difference(_named(a, b, group), {name: b.by_name.get(name) for name in group}) for group in groups
+    ]
+    names = {name: difference.name for difference in package_differences for name in difference.packages}
     needed: dict[str, Set[str]] = {
         difference.name: {names[other] for name in difference.packages for other in needs[name]} - {difference.name}
-        for difference in found
+        for difference in package_differences
     }
-    return [*_settings(first, second), *found], needed
+    return [*_settings(first, second), *package_differences], needed
 
 
-def _changed(a: Installed, b: Installed) -> list[str]:
+def _changed(a: InstalledPackages, b: InstalledPackages) -> list[str]:
     before, after = a.by_name, b.by_name
     changed = [name for name in sorted({*before, *after}) if _identity(before.get(name)) != _identity(after.get(name))]
     for name in changed:
@@ -257,11 +261,11 @@ def _changed(a: Installed, b: Installed) -> list[str]:
     return changed
 
 
-def _identity(package: Package | None) -> tuple[str, str] | None:
+def _identity(package: InstalledDistribution | None) -> tuple[str, str] | None:
     return (package.version, package.digest) if package else None
 
 
-def _settings(first: Side, second: Side) -> Iterator[Difference]:
+def _settings(first: EnvironmentSide, second: EnvironmentSide) -> Iterator[Difference]:
     for name in sorted({*first.variables, *second.variables}):
         before, after = first.variables.get(name, ABSENT), second.variables.get(name, ABSENT)
         if before != after:
@@ -286,7 +290,7 @@ def _parts(case_id: str) -> dict[str, str]:
     return {"model": model, **{plan.kind_of(part): part for part in parts}}
 
 
-def _named(a: Installed, b: Installed, group: Sequence[str]) -> str:
+def _named(a: InstalledPackages, b: InstalledPackages, group: Sequence[str]) -> str:
     words = []
     for name in group:
         before, after = a.by_name.get(name), b.by_name.get(name)
@@ -297,7 +301,9 @@ def _named(a: Installed, b: Installed, group: Sequence[str]) -> str:
     return " + ".join(words)
 
 
-def _groups(a: Installed, b: Installed, changed: Sequence[str]) -> tuple[list[tuple[str, ...]], dict[str, Set[str]]]:
+def _groups(
+    a: InstalledPackages, b: InstalledPackages, changed: Sequence[str]
+) -> tuple[list[tuple[str, ...]], dict[str, Set[str]]]:
     """Return the changed packages in groups to be exchanged together, in dependency order, and their needs."""
     direct: dict[str, set[str]] = {name: set() for name in changed}
     for name in changed:
@@ -326,9 +332,9 @@ def _reached(name: str, direct: Mapping[str, Set[str]]) -> set[str]:
     return reached
 
 
-def _unmet(own: Installed, name: str, other: Installed, changed: Sequence[str]) -> Iterator[str]:
+def _unmet(own: InstalledPackages, name: str, other: InstalledPackages, changed: Sequence[str]) -> Iterator[str]:
     """Yield the requirements of `name` that packages on its own side meet but those on the other side do not."""
-    package, here, there = own.by_name.get(name), own.by_name, other.by_name
+    package, own_packages, other_packages = own.by_name.get(name), own.by_name, other.by_name
     for text in package.requires if package else ():
         try:
             requirement = Requirement(text)
@@ -337,32 +343,32 @@ def _unmet(own: Installed, name: str, other: Installed, changed: Sequence[str]) 
         required = canonicalize_name(requirement.name)
         applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
         # a requirement that is already broken on its own side is ignored
-        is_met = _meets(requirement, here.get(required))
-        if required in changed and applies and is_met and not _meets(requirement, there.get(required)):
+        is_met = _meets(requirement, own_packages.get(required))
+        if required in changed and applies and is_met and not _meets(requirement, other_packages.get(required)):
             yield required
 
 
-def _meets(requirement: Requirement, package: Package | None) -> bool:
+def _meets(requirement: Requirement, package: InstalledDistribution | None) -> bool:
     return package is not None and requirement.specifier.contains(package.version, prereleases=True)
 
 
-def mixed(first: Side, second: Side, applied: Sequence[Difference]) -> Side:
+def mixed(first: EnvironmentSide, second: EnvironmentSide, applied: Sequence[Difference]) -> EnvironmentSide:
     """Return A with the settings of B that are among these differences."""
-    variables = _taken(first.variables, second.variables, (each.variable for each in applied))
-    parts = _taken(_parts(first.case), _parts(second.case), (each.part for each in applied))
-    return Side(first.installed, variables, ",".join(parts.values()))
+    variables = _taken(first.variables, second.variables, (difference.variable for difference in applied))
+    parts = _taken(_parts(first.case), _parts(second.case), (difference.part for difference in applied))
+    return EnvironmentSide(first.installed, variables, ",".join(parts.values()))
 
 
 def _taken(first: Mapping[str, str], second: Mapping[str, str], names: Iterable[str | None]) -> dict[str, str]:
     """Return the first mapping, with the second's values for these names; names that the second lacks are removed."""
-    taken = {name for name in names if name}
-    merged = {**first, **{name: value for name, value in second.items() if name in taken}}
-    return {name: value for name, value in merged.items() if name in second or name not in taken}
+    replaced = {name for name in names if name}
+    merged = {**first, **{name: value for name, value in second.items() if name in replaced}}
+    return {name: value for name, value in merged.items() if name in second or name not in replaced}
 
 
-def mixture(folder: Path, first: Installed, applied: Iterable[Difference]) -> str:
+def mixture(folder: Path, first: InstalledPackages, applied: Iterable[Difference]) -> str:
     """Create an environment in `folder` from A with these differences; return its interpreter, or raise Full."""
-    packages: dict[str, Package | None] = {**first.by_name}
+    packages: dict[str, InstalledDistribution | None] = {**first.by_name}
     for difference in applied:
         packages |= difference.packages
     python = folder / "bin" / "python"
@@ -380,17 +386,17 @@ def mixture(folder: Path, first: Installed, applied: Iterable[Difference]) -> st
     return str(python)
 
 
-def _link(package: Package, target: Path) -> None:
-    made = set[Path]()
+def _link(package: InstalledDistribution, target: Path) -> None:
+    created = set[Path]()
     for file in package.files:
         relative = PurePosixPath(file)
         if relative.is_absolute() or ".." in relative.parts:
             continue  # a command in bin, which workers never start
         source, link = Path(package.root, relative), target / relative
         for origin, place in ((source, link), (_bytecode(source), _bytecode(link))):
-            if place.parent not in made:
+            if place.parent not in created:
                 place.parent.mkdir(parents=True, exist_ok=True)
-                made.add(place.parent)
+                created.add(place.parent)
             _linked(origin, place)
 
 

@@ -60,17 +60,17 @@ class Foreign(Struct, frozen=True, kw_only=True):
 def read(path: Path) -> Foreign:
     """Return the result in a file; raise UsageError for an unknown tool, truncated or failed output, or two results."""
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):  # reading a pipe would wait for a writer
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe would wait for a writer
             raise UsageError(f"{path}: not a regular file; save the tool's output in one")
-        if found.st_size > MOST_BYTES:
+        if status.st_size > MOST_BYTES:
             raise UsageError(f"{path}: larger than 64 MiB, so not a result; give the tool's final output")
         text = _decoded(path.read_bytes())
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     try:
         results = _json_results(text) if re.match(r"\s*(\{|\[\s*\{)", text) else _text_results(text)
-    except _Unreadable as error:
+    except _UnreadableFile as error:
         raise UsageError(f"{path}: {error}") from error
     except (AttributeError, KeyError, ValueError, TypeError, IndexError, StopIteration) as error:
         raise UsageError(f"{path}: a field is missing or not a number ({error}): truncated or edited file") from error
@@ -98,7 +98,7 @@ def _decoded(content: bytes) -> str:
     return re.sub(r"\ufeff|\x1b\[[\d;]*m", "", content.decode(encoding, errors="replace")).replace("\r\n", "\n")
 
 
-class _Unreadable(Exception):
+class _UnreadableFile(Exception):
     """The reason why a recognised file cannot be used."""
 
 
@@ -106,7 +106,7 @@ def _json_results(text: str) -> list[Foreign]:
     try:
         content = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise _Unreadable(f"the JSON is truncated or damaged ({error})") from error
+        raise _UnreadableFile(f"the JSON is truncated or damaged ({error})") from error
     if isinstance(content, list):
         return [_export_times(content)] if content and "computeMs" in content[0] else []
     if "execution_results" in content or "configuration_setup" in content:
@@ -132,13 +132,13 @@ def _numbers(text: str, pattern: str) -> list[float]:
     if match is None:
         return []
     commas = "," in "".join(match.groups()) and "." not in "".join(match.groups())
-    return [float(each.replace(",", ".") if commas else each) for each in match.groups()]
+    return [float(group.replace(",", ".") if commas else group) for group in match.groups()]
 
 
-def _required(text: str, pattern: str, what: str) -> list[float]:
+def _required(text: str, pattern: str, name: str) -> list[float]:
     numbers = _numbers(text, pattern)
     if not numbers:
-        raise _Unreadable(f"{what} is missing: the output is truncated, the run failed, or the version is unknown")
+        raise _UnreadableFile(f"{name} is missing: the output is truncated, the run failed, or the version is unknown")
     return numbers
 
 
@@ -161,7 +161,7 @@ _QUERY = "a query's input copy, computation and output copy, excluding the wait 
 
 def _trtexec(text: str) -> Foreign:
     if "&&&& PASSED" not in text:
-        raise _Unreadable("trtexec did not end with PASSED: the log is truncated, or the run failed")
+        raise _UnreadableFile("trtexec did not end with PASSED: the log is truncated, or the run failed")
     low, high, mean, middle = _required(
         text, rf"(?<!\w )Latency: min = {_N} ms, max = {_N} ms, mean = {_N} ms, median = {_N} ms", "the line Latency"
     )
@@ -194,14 +194,14 @@ def _found(text: str, pattern: str) -> str:
 def _export_times(rows: Sequence[Mapping[str, Any]]) -> Foreign:
     """Read the output of `trtexec --exportTimes`; in older versions it starts with the warm-up, the first 200 ms."""
     first = min(float(row["startComputeMs"]) for row in rows)
-    kept = [row for row in rows if float(row["startComputeMs"]) - first >= 200.0] or rows
+    measured = [row for row in rows if float(row["startComputeMs"]) - first >= 200.0] or rows
     return Foreign(
         tool="trtexec --exportTimes",
         quoted="median",
-        latency_ms=_statistics(float(row["latencyMs"]) for row in kept),
+        latency_ms=_statistics(float(row["latencyMs"]) for row in measured),
         means=_QUERY,
         warm_up="200 ms",
-        notes=[f"{len(kept)} of {len(rows)} queries, excluding the first 200 ms"],
+        notes=[f"{len(measured)} of {len(rows)} queries, excluding the first 200 ms"],
     )
 
 
@@ -221,7 +221,7 @@ def _of_each(threads: int | None, streams: int) -> int | None:
 
 def _benchmark_app(text: str) -> Foreign:
     if re.search(r"\d percentile:", text):
-        raise _Unreadable(_PERCENTILE)
+        raise _UnreadableFile(_PERCENTILE)
     latency_ms = {}
     for ours, name in {"median": "Median", "mean": "Average", "min": "Min", "max": "Max"}.items():
         us = _numbers(text, rf"{name}:\s+{_N} us")  # below 1 ms, since 2026
@@ -245,15 +245,15 @@ def _benchmark_app(text: str) -> Foreign:
 
 
 def _benchmark_report(content: Mapping[str, Any]) -> Foreign:
-    found, setup = content.get("execution_results", {}), content.get("configuration_setup", {})
+    results, setup = content.get("execution_results", {}), content.get("configuration_setup", {})
     options = {name.lstrip("-"): str(value) for name, value in content.get("cmd_options", {}).items()}
-    if "error" in content or "error" in found:
-        raise _Unreadable("benchmark_app failed")
-    if "throughput" not in found:
-        raise _Unreadable("execution_results contains no results: benchmark_app from 2023 wrote its options there")
-    middle = next((value for name, value in found.items() if re.fullmatch(r"latency( \(ms\))?", name)), None)
+    if "error" in content or "error" in results:
+        raise _UnreadableFile("benchmark_app failed")
+    if "throughput" not in results:
+        raise _UnreadableFile("execution_results contains no results: benchmark_app from 2023 wrote its options there")
+    middle = next((value for name, value in results.items() if re.fullmatch(r"latency( \(ms\))?", name)), None)
     if middle is None:
-        raise _Unreadable(_PERCENTILE)
+        raise _UnreadableFile(_PERCENTILE)
     requests = int(setup.get("number of parallel infer requests", 1))
     running = _whole(" ".join(f"{name} {value}" for name, value in setup.items()), r"number of \w+ streams (\d+)")
     streams = requests if running is None else running
@@ -264,11 +264,11 @@ def _benchmark_report(content: Mapping[str, Any]) -> Foreign:
         quoted="median",
         latency_ms={
             "median": float(middle),
-            "mean": float(found["avg latency"]),
-            "min": float(found["min latency"]),
-            "max": float(found["max latency"]),
+            "mean": float(results["avg latency"]),
+            "min": float(results["min latency"]),
+            "max": float(results["max latency"]),
         },
-        throughput_per_s=float(found["throughput"]),
+        throughput_per_s=float(results["throughput"]),
         means=_BENCHMARK_MEANS,
         batch=_whole(shape, r"\[(\d+)"),  # not "batch size", which is 1 for an input of unknown layout
         streams=min(streams, requests),
@@ -292,9 +292,11 @@ _PARTS = ("Client Send", "Network+Server Send/Recv", "Server ", "Client Recv")
 def _perf_analyzer(text: str) -> Foreign:
     header, *rows = [row for row in csv.reader(io.StringIO(text)) if row]
     if any(len(row) != len(header) for row in rows):
-        raise _Unreadable("a row and the header differ in length: the file has decimal commas, or is truncated")
+        raise _UnreadableFile("a row and the header differ in length: the file has decimal commas, or is truncated")
     if len(rows) != 1:
-        raise _Unreadable(f"{len(rows)} load levels; give a file with one, for example from --concurrency-range 1:1")
+        raise _UnreadableFile(
+            f"{len(rows)} load levels; give a file with one, for example from --concurrency-range 1:1"
+        )
     row = dict(zip(header, rows[0], strict=True))
     latency_ms = {
         {"p50": "median", "Avg": "mean"}.get(name, name): float(us) / 1e3
@@ -363,7 +365,7 @@ def _optimum(content: Mapping[str, Any], config: Mapping[str, Any]) -> Foreign:
     target = next(name for name in ("forward", "prefill", "call") if name in content)
     latency = content[target]["latency"]
     if latency.get("unit") != "s":
-        raise _Unreadable(f"a latency in {latency.get('unit')!r}, not in s")
+        raise _UnreadableFile(f"a latency in {latency.get('unit')!r}, not in s")
     times = _statistics(float(value) * 1e3 for value in latency["values"])
     throughput, backend = content[target].get("throughput") or {}, config.get("backend", {})
     per_s = float(throughput["value"]) if throughput else None
@@ -392,7 +394,7 @@ def _ultralytics(text: str) -> Foreign:
             numbers.append((float(values[2]), " ".join(cell for cell in cells[:-width] if cell[0].isalpha())))
     if len(numbers) != 1:
         formats = ", ".join(name for _, name in numbers)
-        raise _Unreadable(f"a table of {len(numbers)} formats ({formats}); keep only the row of yours")
+        raise _UnreadableFile(f"a table of {len(numbers)} formats ({formats}); keep only the row of yours")
     size = _whole(text, r"imgsz=(\d+)")
     return Foreign(
         tool="ultralytics",

@@ -110,12 +110,12 @@ def placed(estimate: Estimate, low: float, high: float, pairs: int = MOST_PAIRS)
     """
     if pairs < FEWEST_PAIRS:
         return None
-    whole = abs(high - low)
+    span = abs(high - low)
     off = {end: abs(estimate.log_ratio - end) for end in (low, high)}
-    if min(off.values()) - estimate.reach > APART * whole and estimate.reach < NEAR * whole:
+    if min(off.values()) - estimate.reach > APART * span and estimate.reach < NEAR * span:
         return estimate.log_ratio
     for end, distance in off.items():
-        if distance + estimate.reach < NEAR * whole:
+        if distance + estimate.reach < NEAR * span:
             return end
     inside = [end for end, distance in off.items() if distance <= estimate.reach]
     if pairs < MOST_PAIRS or len(inside) == 2:
@@ -156,8 +156,8 @@ class Search:
     def _closed(self, names: Applied) -> frozenset[str]:
         return frozenset(names).union(*(self.needs.get(name, ()) for name in names))
 
-    def _causes(self, chain: Sequence[str], whole: float) -> list[Cause]:
-        steps = list(self._steps(frozenset(), chain, 0.0, whole))
+    def _causes(self, chain: Sequence[str], log_ratio: float) -> list[Cause]:
+        steps = list(self._steps(frozenset(), chain, 0.0, log_ratio))
         by_itself = {names: high - low for names, low, high in steps}
         causes: dict[frozenset[str], Cause] = {}
         for names, low, high in steps:
@@ -211,21 +211,21 @@ class Search:
                 return Cause(tuple(name for name in self.chain if name in names), estimate)
             steps = self._steps(self._closed(names), rest, alone, high)
             partners = (
-                found
-                for found, before, after in steps
-                if abs(after - before - by_itself.get(found, 0.0)) >= NEAR * abs(step)
+                step_names
+                for step_names, before, after in steps
+                if abs(after - before - by_itself.get(step_names, 0.0)) >= NEAR * abs(step)
             )
             partner = next(partners, None)
             if partner is None:
                 return Cause(tuple(name for name in self.chain if name in names), estimate)
             names |= frozenset(partner)
 
-    def _alternatives(self, causes: Sequence[Cause], whole: float) -> list[Cause]:
+    def _alternatives(self, causes: Sequence[Cause], log_ratio: float) -> list[Cause]:
         """Return the causes among the other differences, if these alone cost as much as all differences."""
         guilty = {name for cause in causes for name in cause.names}
         rest = [name for name in self.chain if not self._closed({name}) & guilty]
         if not causes or not rest:
             return []
-        estimate = self.measure(self._closed(set(rest)), 0.0, whole)
-        without = 0.0 if estimate is None else self._placed(estimate, 0.0, whole, rest)
+        estimate = self.measure(self._closed(set(rest)), 0.0, log_ratio)
+        without = 0.0 if estimate is None else self._placed(estimate, 0.0, log_ratio, rest)
         return self._causes(rest, without) if abs(without) >= self.least else []

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from benchd.daemon.verdicts.effects import Verdict
 from benchd.daemon.verdicts.statistics import Interval
-from benchd.daemon.why.comparing import CHANGES, Cost, Explanation
+from benchd.daemon.why.comparing import CHANGES, DifferenceCost, Explanation
 
 
 def lines(explanation: Explanation) -> Iterator[str]:
@@ -45,7 +45,7 @@ def _changed(verdict: Verdict) -> str:
     return f"{verdict.answer}: {_share(verdict.effect, verdict.interval)}"
 
 
-def _named(cause: Cost) -> str:
+def _named(cause: DifferenceCost) -> str:
     return " and ".join(cause.differences)
 
 

@@ -11,7 +11,7 @@ from benchd.daemon.machine.environment import variables
 from benchd.daemon.measuring.process import settings
 from benchd.daemon.measuring.protocol import Job, Outcome
 from benchd.daemon.worker import backends, builds, device_memory, peaks, steps, user_code
-from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends import LoadedModel
 from benchd.daemon.worker.child import StageClock
 from benchd.daemon.worker.structures import Batch, Tensors, tensors
 from benchd.daemon.worker.workload import Workload, build
@@ -25,7 +25,7 @@ class Built:
     """The workload, each stream's loaded model, the pool, and the first answer with its time of arrival."""
 
     workload: Workload
-    models: list[Loaded]
+    models: list[LoadedModel]
     pool: list[Batch]
     first: Batch
     first_ended_ns: int
@@ -90,7 +90,7 @@ def _set_threads(job: Job) -> None:
     torch.set_num_threads(job.case.threads or max(1, len(os.sched_getaffinity(0)) // job.case.streams))
 
 
-def _first_runs(loaded: Loaded, pool: list[Batch], stages: StageClock) -> tuple[Loaded, Batch, int]:
+def _first_runs(loaded: LoadedModel, pool: list[Batch], stages: StageClock) -> tuple[LoadedModel, Batch, int]:
     """Time the first two runs; return the model in the form used by steps, the first answer and its time."""
     with torch.inference_mode():
         start_ns = time.monotonic_ns()
@@ -104,27 +104,29 @@ def _first_runs(loaded: Loaded, pool: list[Batch], stages: StageClock) -> tuple[
     return loaded, first, first_ended_ns
 
 
-def _other_streams(job: Job, workload: Workload, loaded: Loaded, pool: list[Batch]) -> list[Loaded]:
+def _other_streams(job: Job, workload: Workload, loaded: LoadedModel, pool: list[Batch]) -> list[LoadedModel]:
     """Return the model for each further stream: the same one if it is Python, else a new session, engine or graph."""
     variant, others = job.case.variant, job.case.streams - 1
     if variant.backend in SHARED:
         return [loaded] * others
     example = workload.example(job.case.batch_size)
     # outside inference mode, like the first: without version counters, Vim would derive its weights again and again
-    made = [backends.load(variant, workload.source, loaded.device, example) for _ in range(others)]
+    models = [backends.load(variant, workload.source, loaded.device, example) for _ in range(others)]
     with torch.inference_mode():
-        return [steps.uniform(other, other.run(pool[0].to(loaded.device))) for other in made]
+        return [steps.uniform(other, other.run(pool[0].to(loaded.device))) for other in models]
 
 
-def _counted(job: Job, loaded: Loaded, at_first: device_memory.Held | str, outcome: Outcome) -> Loaded:
+def _counted(
+    job: Job, loaded: LoadedModel, at_first: device_memory.DeviceMemory | str, outcome: Outcome
+) -> LoadedModel:
     """Return the model with a non-torch runtime's GPU memory; a flag in `outcome` says if it may include others'."""
     if not peaks.counted_by_driver(job):
         return loaded
     built_s = loaded.runtime.build_s if loaded.runtime else None
-    taken = device_memory.taken(at_first, device_memory.held(outcome.device_uuid), built_s)
-    if isinstance(taken, str):
-        return replace(loaded, taken=taken)
-    taken_bytes, by_all = taken
+    usage = device_memory.taken(at_first, device_memory.held(outcome.device_uuid), built_s)
+    if isinstance(usage, str):
+        return replace(loaded, taken=usage)
+    taken_bytes, by_all = usage
     outcome.flags += ["device_memory_of_all"] if by_all else []
     return replace(loaded, taken=taken_bytes)
 

@@ -54,5 +54,5 @@ def _runtimes() -> dict[str, str]:
 
 
 def _build(module: Any) -> str:
-    told: str = module.get_build_info() if hasattr(module, "get_build_info") else module.__version__
-    return told.removeprefix("ORT Build Info: ")
+    info: str = module.get_build_info() if hasattr(module, "get_build_info") else module.__version__
+    return info.removeprefix("ORT Build Info: ")

@@ -51,7 +51,9 @@ class Camera:
         pixels = picture.float() / 255
         if self.normalisation is None:
             return pixels
-        mean, deviation = (torch.tensor(each, device=pixels.device)[:, None, None] for each in self.normalisation)
+        mean, deviation = (
+            torch.tensor(statistic, device=pixels.device)[:, None, None] for statistic in self.normalisation
+        )
         return (pixels - mean) / deviation
 
     def images(self) -> Tensor:
@@ -106,8 +108,8 @@ def _of_folder(folder: Path, count: int) -> list[Tensor]:
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in JPEG)
     if not paths:
         raise UsageError(f"--data imagefolder:{folder}: contains no JPEG files (*.jpg) for the pipeline to decode")
-    taken = min(count, len(paths))
-    chosen = [paths[i * len(paths) // taken] for i in range(taken)]
+    sample_size = min(count, len(paths))
+    chosen = [paths[i * len(paths) // sample_size] for i in range(sample_size)]
     return [torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8) for path in chosen]
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
-from benchd.daemon.records import Counted
+from benchd.daemon.records import WorkCount
 from benchd.daemon.worker.structures import Batch, tensors, values
 
 _ATEN = torch.ops.aten
@@ -97,13 +97,13 @@ def _plain(name: str) -> str:
     return name.rpartition("::")[2].rstrip("_")
 
 
-def count(module: nn.Module, example: Batch) -> Counted:
+def count(module: nn.Module, example: Batch) -> WorkCount:
     """Return the work of one run of `module` on `example`, both on the CPU in float32.
 
     For a module that cannot run in this way, only bytes are counted, and its error is in `uncounted`.
     """
     if own := getattr(module, "count", None):  # an ONNX file's work is counted from the file
-        return cast(Counted, own(values(example)))
+        return cast(WorkCount, own(values(example)))
     counter, fast = _Counter(), torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # there are no formulas for the fused layers
     output_bytes = 0
@@ -116,7 +116,7 @@ def count(module: nn.Module, example: Batch) -> Counted:
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
     parameters_bytes = sum(parameter.nbytes for parameter in module.parameters())
-    return Counted(
+    return WorkCount(
         matrix_flops=counter.matrix_flops,
         bytes=parameters_bytes + sum(value.nbytes for value in values(example)) + output_bytes,
         parameters_bytes=parameters_bytes,

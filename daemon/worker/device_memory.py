@@ -13,14 +13,14 @@ from benchd.exporters.tegra import is_tegra
 CLIENTS = "sys/kernel/debug/nvmap/iovmm/clients"  # columns CLIENT PROCESS PID SIZE; only root can read it
 
 
-class Held(NamedTuple):
+class DeviceMemory(NamedTuple):
     """Bytes on the GPU: those of this process with its CUDA context, None if the driver omits it, and the total."""
 
     own: int | None
     of_all: int | None = None
 
 
-def held(uuid: str | None, root: Path = Path("/")) -> Held | str:
+def held(uuid: str | None, root: Path = Path("/")) -> DeviceMemory | str:
     """Return the memory in use on the GPU with this UUID, or why it is unknown.
 
     Free memory is no substitute, because neighbours and, on a Tegra, the page cache change it.
@@ -28,11 +28,11 @@ def held(uuid: str | None, root: Path = Path("/")) -> Held | str:
     # only from an Orin's driver; a Thor has the same driver as other GPUs, which NVML reads
     nvmap = re.search(r"^NvMapMemUsed:\s*(\d+) kB", text(root / "proc/meminfo") or "", re.MULTILINE)
     if nvmap and is_tegra(root):
-        return Held(_of_nvmap(root / CLIENTS), int(nvmap[1]) * 1024)
+        return DeviceMemory(_of_nvmap(root / CLIENTS), int(nvmap[1]) * 1024)
     return _of_nvml(uuid)
 
 
-def taken(before: Held | str, after: Held | str, build_s: float | None) -> tuple[int, bool] | str:
+def taken(before: DeviceMemory | str, after: DeviceMemory | str, build_s: float | None) -> tuple[int, bool] | str:
     """Return the growth between two results of `held` and whether it includes all processes, or why it is unknown."""
     if build_s is not None:
         return (
@@ -60,7 +60,7 @@ def _of_nvmap(clients: Path) -> int | None:
     return int(match[1]) * 1024 if match else None
 
 
-def _of_nvml(uuid: str | None) -> Held | str:
+def _of_nvml(uuid: str | None) -> DeviceMemory | str:
     try:
         nvml = open_nvml()
     except NotAvailable as error:
@@ -72,4 +72,4 @@ def _of_nvml(uuid: str | None) -> Held | str:
         return f"NVML does not list the processes of GPU {uuid}: {error}"
     finally:
         nvml.nvmlShutdown()
-    return Held(next((process.usedGpuMemory for process in processes if process.pid == os.getpid()), None))
+    return DeviceMemory(next((process.usedGpuMemory for process in processes if process.pid == os.getpid()), None))

@@ -42,28 +42,28 @@ def main() -> int:
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=ExportRequest)
     try:
         with redirect_stdout(sys.stderr):  # because libraries print to stdout
-            made, wanted = _made(request)
+            exported, wanted = _made(request)
     except BenchdError as error:
         sys.stderr.write(f"error: {error}\n")
         return 7 if isinstance(error, NotAvailable) else 2
-    sys.stdout.buffer.write(msgspec.json.encode(made, enc_hook=str))
-    return int(len(made) < wanted)
+    sys.stdout.buffer.write(msgspec.json.encode(exported, enc_hook=str))
+    return int(len(exported) < wanted)
 
 
 def _made(request: ExportRequest) -> tuple[list[Artifact], int]:
     if request.to == "tensorrt" and (None in request.batches or not torch.cuda.is_available()):
         raise NotAvailable("an engine is built on the GPU that will run it, for one batch size; --to onnx needs no GPU")
     wanted = list(_wanted(request))
-    made: list[Artifact] = []
+    exported: list[Artifact] = []
     for number, file in enumerate(wanted, 1):
         sys.stderr.write(f"[{number}/{len(wanted)}] {file}\n")
         try:
-            made.append(_export(request, file))
+            exported.append(_export(request, file))
         except Exception as error:  # torch, ONNX and TensorRT may raise anything; the other files are still exported
             sys.stderr.write(f"error: {file}: {str(error).strip() or type(error).__name__}\n")
-    if request.out and request.single and made:
-        _copy(made[0].path, Path(request.out))
-    return made, len(wanted)
+    if request.out and request.single and exported:
+        _copy(exported[0].path, Path(request.out))
+    return exported, len(wanted)
 
 
 def _wanted(request: ExportRequest) -> Iterator[_File]:
@@ -83,8 +83,8 @@ def _job(
 ) -> Job:
     engine = request.to == "tensorrt"
     variant = Variant("tensorrt" if engine else "onnxruntime", precision)
-    asked = request.inputs.weights
-    weights, data = (asked, None) if request.own else demo.sources(model, options, asked, None)
+    requested = request.inputs.weights
+    weights, data = (requested, None) if request.own else demo.sources(model, options, requested, None)
     return Job(
         case=Case(model=model, variant=variant, batch_size=batch or 1, options=options, seed=request.seed),
         limits=msgspec.structs.replace(PRESETS["quick"], build_deadline_s=math.inf),

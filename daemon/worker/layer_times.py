@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from benchd.daemon.records import LayerTime
-from benchd.daemon.worker.backends import LayerRun, Loaded
+from benchd.daemon.worker.backends import LayerRun, LoadedModel
 from benchd.daemon.worker.structures import Batch, values
 
 RUNS = 11
 WARM_UP = 3
 
 
-def measure(loaded: Loaded, batch: Batch) -> list[LayerTime] | str:
+def measure(loaded: LoadedModel, batch: Batch) -> list[LayerTime] | str:
     """Return the layers in the order of execution, or why they cannot be distinguished."""
     with torch.inference_mode():
         if loaded.layer_times:
@@ -25,7 +25,7 @@ def measure(loaded: Loaded, batch: Batch) -> list[LayerTime] | str:
         return _of_modules(loaded, loaded.module, batch)
 
 
-def _of_modules(loaded: Loaded, module: nn.Module, batch: Batch) -> list[LayerTime]:
+def _of_modules(loaded: LoadedModel, module: nn.Module, batch: Batch) -> list[LayerTime]:
     from benchd.daemon.worker.profiling import segments  # noqa: PLC0415 - knows each architecture; most runs need none
 
     split = segments.of(module)
@@ -54,10 +54,10 @@ def _summed(runs: Sequence[Sequence[LayerRun]]) -> list[LayerTime]:
     return [
         LayerTime(
             name=name,
-            ms=median(each),
+            ms=median(times_ms),
             kind=rows[name].kind,
             calls=calls[name] / len(runs),
             covers=list(rows[name].covers),
         )
-        for name, each in totals.items()
+        for name, times_ms in totals.items()
     ]

@@ -121,8 +121,8 @@ class _Watch(TorchFunctionMode):
         if name == _PACKING and id(args[1]) in self._origins:  # packing accepts lengths beyond the sequences
             self._note(args[1], 1, args[0].shape[1 if args[2] else 0])
         answer = func(*call[0], **call[1])
-        made = tree_leaves(answer)[: 1 if name in _WITH_PLACES else None]
-        self._origins |= {id(value): (value, origins) for value in made if origins and _is_whole(value)}
+        results = tree_leaves(answer)[: 1 if name in _WITH_PLACES else None]
+        self._origins |= {id(value): (value, origins) for value in results if origins and _is_whole(value)}
         return answer
 
     def _of(self, parts: Sequence[object]) -> set[str]:

@@ -19,9 +19,9 @@ from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.measuring.user_inputs import named_metric
 from benchd.daemon.records import Accuracy, Variant
 from benchd.daemon.verdicts import accuracy
-from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends import LoadedModel
 from benchd.daemon.worker.check.observe import fed
-from benchd.daemon.worker.samples import Samples, function_of
+from benchd.daemon.worker.samples import StoredItems, function_of
 from benchd.daemon.worker.structures import ONLY, content, cycled, tensors, values
 from benchd.daemon.worker.top1 import parts, refuse_calibrated
 from benchd.daemon.worker.workload import Workload
@@ -62,15 +62,15 @@ def open_metric(text: str) -> Metric:
     """Return the metric given as FILE.py:FUNCTION[:higher|lower]; raise UsageError if it is not a metric."""
     place, better = named_metric(text)
     option = f"--metric {Path(place).name}"
-    found = function_of(place, option)
-    if not hasattr(found, "update") or inspect.isclass(found):
-        found = found() if _needs_nothing(found) else found
-    if hasattr(found, "update") and hasattr(found, "compute"):
-        return Metric(place.rpartition(":")[2], better, _of_object(found), option)
-    if not callable(found):
-        kind = type(found).__name__
+    scorer = function_of(place, option)
+    if not hasattr(scorer, "update") or inspect.isclass(scorer):
+        scorer = scorer() if _needs_nothing(scorer) else scorer
+    if hasattr(scorer, "update") and hasattr(scorer, "compute"):
+        return Metric(place.rpartition(":")[2], better, _of_object(scorer), option)
+    if not callable(scorer):
+        kind = type(scorer).__name__
         raise UsageError(f"{option}: {kind} is not a function of answers and targets, and has no update and compute")
-    return Metric(place.rpartition(":")[2], better, found, option)
+    return Metric(place.rpartition(":")[2], better, scorer, option)
 
 
 def _needs_nothing(function: Any) -> bool:
@@ -95,9 +95,9 @@ def _of_object(state: Any) -> Callable[[Any, Any], Any]:
 
 def measure(
     workload: Workload,
-    dataset: ImageSet | Samples,
-    loaded: Loaded,
-    reference: Callable[[], Loaded],
+    dataset: ImageSet | StoredItems,
+    loaded: LoadedModel,
+    reference: Callable[[], LoadedModel],
     job: Job,
     go_on: Callable[[int], None],
 ) -> Accuracy:
@@ -106,8 +106,8 @@ def measure(
     `go_on` receives the progress in percent. Raises UsageError if the metric cannot judge the answers.
     """
     metric = open_metric(str(job.inputs.metric))
-    asked = job.inputs.accuracy
-    indices = dataset.spread(len(dataset) if asked == "full" else int(asked or 0))
+    requested = job.inputs.accuracy
+    indices = dataset.spread(len(dataset) if requested == "full" else int(requested or 0))
     is_reference = job.case.variant == Variant()
     share = 40 if is_reference else 20  # percentage of the stage for one model's answers
     ours, targets, sha256 = _answers(workload, dataset, loaded, indices, job, lambda part: go_on(part * share // 100))
@@ -161,8 +161,8 @@ def _drawn(metric: Metric, ours: Any, theirs: Any, targets: Any, go_on: Callable
 
 def _answers(
     workload: Workload,
-    dataset: ImageSet | Samples,
-    model: Loaded,
+    dataset: ImageSet | StoredItems,
+    model: LoadedModel,
     indices: list[int],
     job: Job,
     go_on: Callable[[int], None],
@@ -177,9 +177,9 @@ def _answers(
         for value in values(batch):
             digest.update(content(value).tobytes())
         digest.update(repr(expected).encode())
-        whole = cycled(batch, -(-len(part) // size) * size)
+        padded = cycled(batch, -(-len(part) // size) * size)
         with torch.inference_mode():
-            for place, inputs in enumerate(fed(model, workload.plain, whole, size, job.case.seed + start)):
+            for place, inputs in enumerate(fed(model, workload.plain, padded, size, job.case.seed + start)):
                 count = min(size, len(part) - place * size)
                 answers.append(taken(_by_item(_restored(model.run(*inputs)), size), list(range(count))))
         targets += list(expected)
@@ -199,8 +199,8 @@ def _restored(output: object) -> Any:
         for name in outer:
             inner = inner.setdefault(name, {})
         # copied, because a runtime may write its next answer to the same memory
-        here = value.detach().to("cpu", copy=True)
-        inner[last] = here.float() if here.is_floating_point() else here
+        on_cpu = value.detach().to("cpu", copy=True)
+        inner[last] = on_cpu.float() if on_cpu.is_floating_point() else on_cpu
     return tree[ONLY] if list(tree) == [ONLY] else _with_lists(tree)
 
 
@@ -257,5 +257,9 @@ def _stacked(targets: Sequence[Any]) -> Any:
 
 def _are_same(ours: Any, theirs: Any) -> bool:
     """Return whether two answers are the same, number for number."""
-    one, other = (tensors(list(each) if isinstance(each, Items) else each) for each in (ours, theirs))
-    return one.keys() == other.keys() and all(torch.equal(one[path], other[path]) for path in one)
+    our_tensors, their_tensors = (
+        tensors(list(answer) if isinstance(answer, Items) else answer) for answer in (ours, theirs)
+    )
+    return our_tensors.keys() == their_tensors.keys() and all(
+        torch.equal(our_tensors[path], their_tensors[path]) for path in our_tensors
+    )

@@ -30,39 +30,39 @@ _STATES = ("mem", "v")  # their names for the membrane potential
 def measure(module: nn.Module, example: Batch) -> NeuroBench:
     """Return the metrics of `module` in one pass over `example`, both on the CPU in float32."""
     footprint = sum(value.nbytes for value in (*module.parameters(), *module.buffers()))
-    seen = _Pass()
+    tally = _Pass()
     with ExitStack() as hooks, torch.no_grad():
         for called, layer in _layers(module):
-            hooks.callback(called.register_forward_pre_hook(seen.arrives(layer)).remove)
-        for each in _neurons(module):
-            hooks.callback(each.register_forward_pre_hook(seen.begins).remove)
-            hooks.callback(each.register_forward_hook(seen.leaves).remove)
+            hooks.callback(called.register_forward_pre_hook(tally.arrives(layer)).remove)
+        for neuron in _neurons(module):
+            hooks.callback(neuron.register_forward_pre_hook(tally.begins).remove)
+            hooks.callback(neuron.register_forward_hook(tally.leaves).remove)
         module(*values(example))
     samples = len(example)
     return NeuroBench(
         footprint_bytes=footprint,
         connection_sparsity=_share_zero(_weights(module)),
-        activation_sparsity=seen.zeros / seen.numbers if seen.numbers else None,
-        effective_macs=(seen.macs + seen.scaled_acs) / samples,
-        effective_acs=seen.acs / samples,
-        scaled_acs=seen.scaled_acs / samples,
-        dense_operations=seen.dense / samples,
-        membrane_updates=seen.updates / samples if seen.has_state else None,
+        activation_sparsity=tally.zeros / tally.numbers if tally.numbers else None,
+        effective_macs=(tally.macs + tally.scaled_acs) / samples,
+        effective_acs=tally.acs / samples,
+        scaled_acs=tally.scaled_acs / samples,
+        dense_operations=tally.dense / samples,
+        membrane_updates=tally.updates / samples if tally.has_state else None,
         uncounted=sorted({type(part).__name__ for part in module.modules() if isinstance(part, _OTHER_LAYERS)}),
     )
 
 
 def by_layer(module: nn.Module, run: Callable[[], object]) -> list[Sparsity]:
     """Return the sparsities of each layer of weights and each neuron or activation, by its full name."""
-    seen = {neuron: _Pass() for neuron in _neurons(module)}
+    tallies = {neuron: _Pass() for neuron in _neurons(module)}
     with ExitStack() as hooks:
-        for neuron, its in seen.items():
+        for neuron, its in tallies.items():
             hooks.callback(neuron.register_forward_hook(its.leaves).remove)
         run()
     rows = []
     for name, part in module.named_modules():
         weights = [part.weight] if isinstance(part, _LAYERS) else []
-        its = seen.get(part, _Pass())
+        its = tallies.get(part, _Pass())
         if weights or its.numbers:
             activation = its.zeros / its.numbers if its.numbers else None
             rows.append(Sparsity(name=name, connection=_share_zero(weights), activation=activation))
@@ -72,13 +72,13 @@ def by_layer(module: nn.Module, run: Callable[[], object]) -> list[Sparsity]:
 def _layers(module: Any) -> list[tuple[nn.Module, Any]]:
     """Return each layer with weights and the module that is called for it, which differs only in a folded net."""
     if hasattr(module, "synapses"):
-        return [(each.module, each.layer) for each in module.synapses()]
+        return [(synapses.module, synapses.layer) for synapses in module.synapses()]
     return [(part, part) for part in module.modules() if isinstance(part, _LAYERS)]
 
 
 def _neurons(module: Any) -> Iterable[nn.Module]:
     """Yield the activations: neurons and, as in NeuroBench, ReLU and Sigmoid."""
-    own = {id(each) for each in module.neurons()} if hasattr(module, "neurons") else set()
+    own = {id(neuron) for neuron in module.neurons()} if hasattr(module, "neurons") else set()
     for part in module.modules():
         is_neuron = any(base.__name__ in _NEURONS for base in type(part).__mro__)
         if is_neuron or isinstance(part, _ACTIVATIONS) or id(part) in own:
@@ -89,7 +89,7 @@ def _weights(module: nn.Module) -> list[Tensor]:
     """Return the weights of each layer; recurrent layers include their biases."""
     weights = [part.weight for part in module.modules() if isinstance(part, _LAYERS)]
     recurrent = [part for part in module.modules() if isinstance(part, _RECURRENT)]
-    return [*weights, *(each for part in recurrent for each in part.parameters())]
+    return [*weights, *(parameter for part in recurrent for parameter in part.parameters())]
 
 
 def _share_zero(weights: list[Tensor]) -> float | None:

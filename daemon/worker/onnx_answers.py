@@ -17,12 +17,12 @@ def are_numbers(session: Any) -> bool:
 
 def numbers(value: Any) -> NDArray[Any]:
     """Return an answer as numbers: strings as their hashes, and maps, one per item, as (items, keys)."""
-    array: NDArray[Any] = np.array([list(_sorted(each)) for each in value]) if isinstance(value, list) else value
+    array: NDArray[Any] = np.array([list(_sorted(mapping)) for mapping in value]) if isinstance(value, list) else value
     if array.dtype.kind not in "OU":
         return array
-    return np.array([zlib.crc32(str(each).encode()) for each in array.flat], np.int64).reshape(array.shape)
+    return np.array([zlib.crc32(str(text).encode()) for text in array.flat], np.int64).reshape(array.shape)
 
 
-def _sorted(held: Mapping[Any, Any]) -> Iterator[Any]:
+def _sorted(mapping: Mapping[Any, Any]) -> Iterator[Any]:
     """Yield the values sorted by their keys, which are the same for all items."""
-    return (held[key] for key in sorted(held))
+    return (mapping[key] for key in sorted(mapping))

@@ -21,13 +21,13 @@ def covered(original: Path, optimised: Path) -> dict[str, list[str]]:
     names = {name_of(node) for node in before}
     producers = {output: node for node in before for output in node.output}
     covers: dict[str, list[str]] = {}
-    taken = set[str]()
+    assigned = set[str]()
     for node in after:
         ends = [_anchor(name, names, producers) for name in (node.name, *node.output)]
-        anchors = list(dict.fromkeys(end for end in ends if end and end not in taken))
-        covers[node.name] = _with_operator(anchors, node.op_type, before, producers, taken)
-        taken.update(covers[node.name])
-    _add_absorbed(covers, before, producers, taken)
+        anchors = list(dict.fromkeys(end for end in ends if end and end not in assigned))
+        covers[node.name] = _with_operator(anchors, node.op_type, before, producers, assigned)
+        assigned.update(covers[node.name])
+    _add_absorbed(covers, before, producers, assigned)
     _add_inserted(covers, after)
     return covers
 
@@ -56,7 +56,7 @@ def _with_operator(
     operator: str,
     before: list[onnx.NodeProto],
     producers: Mapping[str, onnx.NodeProto],
-    taken: set[str],
+    assigned: set[str],
 ) -> list[str]:
     """Return the anchors and the nodes back to the upstream one after whose operator the fused node is named."""
     by_name = {name_of(node): node for node in before}
@@ -66,7 +66,7 @@ def _with_operator(
     while anchors and wanted not in kinds:
         node = by_name[path[-1]]
         feeding = [name_of(producers[name]) for name in node.input if name in producers]
-        upstream = next((name for name in feeding if name not in taken and name not in path), None)
+        upstream = next((name for name in feeding if name not in assigned and name not in path), None)
         if upstream is None:
             return anchors  # the fused node was made from other nodes
         path.append(upstream)
@@ -78,7 +78,7 @@ def _add_absorbed(
     covers: dict[str, list[str]],
     before: list[onnx.NodeProto],
     producers: Mapping[str, onnx.NodeProto],
-    taken: set[str],
+    assigned: set[str],
 ) -> None:
     """Assign each uncovered node to the one that covers its input's node, else to one that covers a reader."""
     owner = {name: optimised for optimised, nodes in covers.items() for name in nodes}
@@ -88,14 +88,14 @@ def _add_absorbed(
             readers.setdefault(name, []).append(name_of(node))
     for node in before:
         name = name_of(node)
-        if name in taken:
+        if name in assigned:
             continue
-        near = [name_of(producers[each]) for each in node.input if each in producers]
+        near = [name_of(producers[value]) for value in node.input if value in producers]
         near += [reader for output in node.output for reader in readers.get(output, [])]
-        found = next((owner[each] for each in near if each in owner), None)
-        if found is not None:
-            covers[found].append(name)
-            owner[name] = found
+        covering = next((owner[neighbour] for neighbour in near if neighbour in owner), None)
+        if covering is not None:
+            covers[covering].append(name)
+            owner[name] = covering
 
 
 def _add_inserted(covers: dict[str, list[str]], after: list[onnx.NodeProto]) -> None:
@@ -110,4 +110,4 @@ def _add_inserted(covers: dict[str, list[str]], after: list[onnx.NodeProto]) -> 
             continue
         near = [reader for output in node.output for reader in reading.get(output, [])]
         near += [feeding[name] for name in node.input if name in feeding]
-        covers[node.name] = next((list(covers[each]) for each in near if covers[each]), [])
+        covers[node.name] = next((list(covers[neighbour]) for neighbour in near if covers[neighbour]), [])

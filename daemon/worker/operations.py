@@ -47,10 +47,10 @@ def parting(one: Callable[[], object], other: Callable[[], object], share: float
     return None
 
 
-def _differ(one: Tensor, other: Tensor, share: float) -> bool:
-    unlike = (one != other) & ~(one.isnan() & other.isnan())
+def _differ(result: Tensor, other: Tensor, share: float) -> bool:
+    unlike = (result != other) & ~(result.isnan() & other.isnan())
     largest = other[other.isfinite()].abs().amax() if other.isfinite().any() else torch.ones(())
-    return bool(unlike.any()) and not (one - other)[unlike].abs().amax() <= share * largest
+    return bool(unlike.any()) and not (result - other)[unlike].abs().amax() <= share * largest
 
 
 def _ran(run: Callable[[], object]) -> list[Operation]:

@@ -17,13 +17,13 @@ from torch import nn
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.machine.environment import installed_version
 from benchd.daemon.measuring import user_python
-from benchd.daemon.measuring.protocol import Golden, Job, Packed, Tensor
+from benchd.daemon.measuring.protocol import Golden, Job, PackedFiles, Tensor
 from benchd.daemon.records import UserNir
 from benchd.daemon.runtimes import FILE_BACKENDS
 from benchd.daemon.shipping import load_text
 from benchd.daemon.shipping.manifest import CODE, GOLDEN, JUMPING_SHARE, ONNX, WEIGHTS
 from benchd.daemon.worker import backends, user_code, user_module
-from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends import LoadedModel
 from benchd.daemon.worker.check import agreement, truth
 from benchd.daemon.worker.check.checking import rule_of
 from benchd.daemon.worker.check.observe import uniforms
@@ -87,7 +87,7 @@ def _refuse_name(name: str) -> None:
         raise Unsupported(f"LOAD.md imports its code, and {first} is also a package that it needs: rename the file")
 
 
-def write(folder: Path, job: Job, workload: Workload, loaded: Loaded, answer: Batch) -> Packed:
+def write(folder: Path, job: Job, workload: Workload, loaded: LoadedModel, answer: Batch) -> PackedFiles:
     """Write the files of the variant that gave this answer to a folder.
 
     Raises Unsupported or UnfitModel if it cannot be deployed.
@@ -98,7 +98,7 @@ def write(folder: Path, job: Job, workload: Workload, loaded: Loaded, answer: Ba
     else:
         reads, called, entry = [], {}, _module(job, workload, folder)
     inputs, golden = _golden(job, workload, loaded, reads, called, folder)
-    return Packed(
+    return PackedFiles(
         inputs=inputs,
         outputs=_outputs(answer, called),
         golden=golden,
@@ -162,7 +162,7 @@ def _place(name: str, path: Path) -> Path:
 
 def _state(module: nn.Module) -> dict[str, torch.Tensor]:
     """Return the module's weights; raise Unsupported if a file of tensors cannot store one of them."""
-    state: dict[str, Any] = (module.module if isinstance(module, user_module.Named) else module).state_dict()
+    state: dict[str, Any] = (module.module if isinstance(module, user_module.NamedInputs) else module).state_dict()
     odd = [name for name, value in state.items() if not isinstance(value, torch.Tensor) or value.is_quantized]
     if odd:
         raise Unsupported(f"its weight {odd[0]} is not a plain tensor; export the module and ship it with --onnx")
@@ -170,7 +170,7 @@ def _state(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _golden(
-    job: Job, workload: Workload, loaded: Loaded, reads: list[str], called: Mapping[str, str], folder: Path
+    job: Job, workload: Workload, loaded: LoadedModel, reads: list[str], called: Mapping[str, str], folder: Path
 ) -> tuple[list[Tensor], Golden]:
     """Write the golden inputs with their answers; return the inputs, and the criteria for comparing the outputs."""
     size = job.case.batch_size
@@ -198,7 +198,7 @@ def _golden(
 
 
 def _inputs(
-    workload: Workload, loaded: Loaded, batch: Batch, rows: range, names: list[str], job: Job
+    workload: Workload, loaded: LoadedModel, batch: Batch, rows: range, names: list[str], job: Job
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield each input by name in the runtime's form; bfloat16 as float32, because numpy lacks it."""
     random = uniforms(workload.plain, rows, batch, job.case.seed)
@@ -237,7 +237,7 @@ def _preprocessing(workload: Workload) -> str:
     return data.described(own) if own else f"none known; measured with {workload.facts.data}"
 
 
-def _packages(job: Job, loaded: Loaded) -> dict[str, str]:
+def _packages(job: Job, loaded: LoadedModel) -> dict[str, str]:
     """Return the packages that the runtime needs, with the installed versions."""
     if job.case.variant.backend in FILE_BACKENDS:
         return {"numpy": version("numpy")} | backends.packages(job.case.variant, loaded)

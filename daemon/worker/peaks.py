@@ -9,7 +9,7 @@ import torch
 from benchd.daemon.measuring.protocol import Job, Outcome
 from benchd.daemon.records import Memory
 from benchd.daemon.runtimes import RUNTIMES
-from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends import LoadedModel
 
 
 def forget(device: torch.device) -> bool:
@@ -32,7 +32,7 @@ def resident() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
-def take(job: Job, loaded: Loaded, outcome: Outcome) -> None:
+def take(job: Job, loaded: LoadedModel, outcome: Outcome) -> None:
     """Store the peaks in the outcome, or the reason why the GPU's is missing."""
     peak, most = _device_peak(job, loaded), resident()
     if isinstance(peak, str):
@@ -44,7 +44,7 @@ def take(job: Job, loaded: Loaded, outcome: Outcome) -> None:
     )
 
 
-def _device_peak(job: Job, loaded: Loaded) -> int | str | None:
+def _device_peak(job: Job, loaded: LoadedModel) -> int | str | None:
     """Return this process's GPU memory as counted by torch or, for other runtimes, the driver, or why it is unknown."""
     if job.device != "cuda":
         return None

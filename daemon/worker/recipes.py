@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchd.daemon.measuring.protocol import Accompany, Compare, Job, Measure, Outcome, Pack, Race, Verify
+from benchd.daemon.measuring.protocol import Accompany, Compare, CompareDeployable, Job, Measure, Outcome, Pack, Verify
 from benchd.daemon.records import Accuracy
 from benchd.daemon.verdicts import timings
 from benchd.daemon.worker import (
@@ -27,7 +27,7 @@ from benchd.daemon.worker.building import Built, built
 from benchd.daemon.worker.check import audit, golden
 from benchd.daemon.worker.check.checking import check_and_answers
 from benchd.daemon.worker.child import StageClock, diagnose
-from benchd.daemon.worker.samples import Samples
+from benchd.daemon.worker.samples import StoredItems
 from benchd.daemon.worker.scenarios.base import Run, warmed_up
 from benchd.daemon.worker.scenarios.server import Monotonic
 from benchd.daemon.worker.structures import each
@@ -85,7 +85,7 @@ def compare(recipe: Compare, job: Job, stages: StageClock, outcome: Outcome) -> 
     _timed(ready, recipe)
 
 
-def race(recipe: Race, job: Job, stages: StageClock, outcome: Outcome) -> None:
+def race(recipe: CompareDeployable, job: Job, stages: StageClock, outcome: Outcome) -> None:
     """Time a candidate that can be deployed as files."""
     model = built(job, stages, outcome)
     packing.refuse(job, model.workload, model.first)
@@ -127,7 +127,7 @@ def pack(recipe: Pack, job: Job, stages: StageClock, outcome: Outcome) -> None:
 _RECIPES: dict[type, Callable[[Any, Job, StageClock, Outcome], None]] = {
     Measure: measure,
     Compare: compare,
-    Race: race,
+    CompareDeployable: race,
     Verify: verify,
     Accompany: accompany,
     Pack: pack,
@@ -163,7 +163,7 @@ def _accuracy(model: Built, job: Job, stages: StageClock, outcome: Outcome) -> N
     if job.inputs.metric:
         plain = partial(top1.plain_fp32, workload, loaded, job)
         counted = metric.measure(workload, dataset, loaded, plain, job, lambda percent: stages.go_on(f"{percent} %"))
-    elif isinstance(dataset, Samples):
+    elif isinstance(dataset, StoredItems):
         counted = "--inputs has no image labels: give --metric FILE.py:FUNCTION"
     else:
         counted = top1.measure(workload, dataset, loaded, job, stages.go_on)

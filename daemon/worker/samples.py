@@ -34,7 +34,7 @@ _MEMORY_SHARE = 0.5  # limit as a share of memory, because a function may yield 
 
 
 @dataclass(frozen=True)
-class Samples:
+class StoredItems:
     """All items of a file or a function.
 
     `inputs` maps each name to (N, ...), or to a single value, without N, that all items share; the name of an only
@@ -91,7 +91,7 @@ class Samples:
             for name, value in self.inputs.items()
         ]
 
-    def read_by(self, specs: Sequence[InputSpec]) -> tuple["Samples", list[InputSpec]]:
+    def read_by(self, specs: Sequence[InputSpec]) -> tuple["StoredItems", list[InputSpec]]:
         """Return the items as read by a model with these inputs, and the inputs with details filled in from the items.
 
         Raises UsageError for an input without items, and for items that do not fit the input's type or shape.
@@ -134,7 +134,7 @@ class Samples:
         )
 
 
-def open_samples(text: str) -> Samples:
+def open_samples(text: str) -> StoredItems:
     """Return the items of FILE.npz, FILE.safetensors or FILE.py:FUNCTION; raise UsageError if they are unusable."""
     option = f"--inputs {Path(text).name}"
     lengths: dict[str, Tensor] = {}
@@ -153,10 +153,10 @@ def open_samples(text: str) -> Samples:
     if not counts or min(counts.values()) == 0:
         raise UsageError(f"{option}: no items; the first axis of an array counts them")
     if len(set(counts.values())) > 1:
-        told = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise UsageError(f"{option}: its arrays have different numbers of items ({told})")
+        details = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise UsageError(f"{option}: its arrays have different numbers of items ({details})")
     count, targets = next(iter(counts.values())), [] if targets is None else list(targets)
-    return Samples(Path(text).name, sha256, count, values, targets, lengths)
+    return StoredItems(Path(text).name, sha256, count, values, targets, lengths)
 
 
 def _npz(path: str, option: str) -> dict[str, Any]:
@@ -245,23 +245,23 @@ def _gathered(items: Sequence[Mapping[str, Tensor]], option: str) -> tuple[dict[
                 f"{option}: {name or 'the input'} is {list(items[0][name].shape)} in item 0 and {sizes} in item "
                 f"{other}; items may differ only in their first axis"
             )
-        held = [part for part in parts if part is not None]
-        if len({part.shape for part in held}) > 1:
-            lengths[name] = torch.tensor([len(part) for part in held])
-            gathered[name] = pad_sequence(held, batch_first=True)
+        present = [part for part in parts if part is not None]
+        if len({part.shape for part in present}) > 1:
+            lengths[name] = torch.tensor([len(part) for part in present])
+            gathered[name] = pad_sequence(present, batch_first=True)
         else:
-            gathered[name] = torch.stack(held)
+            gathered[name] = torch.stack(present)
     return gathered, lengths
 
 
-def _fed(value: Tensor, what: str) -> Tensor:
+def _fed(value: Tensor, label: str) -> Tensor:
     """Return numbers in an input's type, floats as float32; raise UsageError for other types."""
     if value.is_floating_point():
         if value.isnan().any():
-            raise UsageError(f"{what}: it has values that are not numbers (NaN)")
+            raise UsageError(f"{label}: it has values that are not numbers (NaN)")
         return value.float()
     if all(getattr(torch, name) != value.dtype for name in DTYPES):
-        raise UsageError(f"{what}: its numbers are {value.dtype}; use one of {', '.join(DTYPES)}")
+        raise UsageError(f"{label}: its numbers are {value.dtype}; use one of {', '.join(DTYPES)}")
     return value
 
 

@@ -151,20 +151,24 @@ class Source:
         A file made by different versions of torch or the exporter is accepted; one made by different code of benchd is
         not. The store's notes report both.
         """
-        held = sorted(store.list(), key=lambda artifact: artifact.metadata.made_at, reverse=True)
+        candidates = sorted(store.list(), key=lambda artifact: artifact.metadata.made_at, reverse=True)
         wanted = [self._facts(precision, size, form) for size in (batch, None)]
         but = ["versions"]
         if precision == "int8":
-            asked = self._calibration() if self.calibration is not None else None
-            more = self._int8_facts(asked, made_for) if asked and asked.is_asked else {"quantised_for": made_for}
+            calibration = self._calibration() if self.calibration is not None else None
+            more = (
+                self._int8_facts(calibration, made_for)
+                if calibration and calibration.is_asked
+                else {"quantised_for": made_for}
+            )
             wanted = [facts | more for facts in wanted]
             but += [] if "calibration" in more else ["calibration", "calibration_sha256"]
         for facts in wanted:
-            for artifact in held:
+            for artifact in candidates:
                 if _shared(artifact.metadata.facts, but) == _shared(facts, but) and (stored := store.get(artifact.key)):
                     store.notes.extend(_other_versions(stored, facts))
                     return stored
-        store.notes.extend(_of_other_code(held, wanted))
+        store.notes.extend(_of_other_code(candidates, wanted))
         return None
 
     def export(
@@ -338,17 +342,19 @@ def _shared(facts: Mapping[str, Any], but: Sequence[str] = ("versions",)) -> dic
 
 
 def _other_versions(artifact: Artifact, facts: Mapping[str, Any]) -> Iterator[str]:
-    made, here = artifact.metadata.facts.get("versions", {}), facts["versions"]
-    others = [f"{name} {made[name]} (here {here[name]})" for name in made if here.get(name, made[name]) != made[name]]
+    theirs, ours = artifact.metadata.facts.get("versions", {}), facts["versions"]
+    others = [
+        f"{name} {theirs[name]} (here {ours[name]})" for name in theirs if ours.get(name, theirs[name]) != theirs[name]
+    ]
     if others:
         yield f"exported with {', '.join(others)}"
 
 
-def _of_other_code(held: Sequence[Artifact], wanted: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _of_other_code(candidates: Sequence[Artifact], wanted: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a line for the newest file that is unusable only because different code of benchd exported it."""
     makers = ("versions", "code_sha256")
-    asked = [_shared(facts, makers) for facts in wanted]
-    alike = [artifact for artifact in held if _shared(artifact.metadata.facts, makers) in asked]
+    shared_facts = [_shared(facts, makers) for facts in wanted]
+    alike = [artifact for artifact in candidates if _shared(artifact.metadata.facts, makers) in shared_facts]
     for artifact in alike[:1]:
         ours, theirs = wanted[0]["code_sha256"], artifact.metadata.facts.get("code_sha256", "unknown")
         yield (

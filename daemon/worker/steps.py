@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends import LoadedModel
 from benchd.daemon.worker.structures import (
     Batch,
     by_path,
@@ -88,12 +88,12 @@ class Step(Protocol):
         ...
 
 
-def batches(images: Batch, batch_size: int, loaded: Loaded) -> list[Batch]:
+def batches(images: Batch, batch_size: int, loaded: LoadedModel) -> list[Batch]:
     """Return the pool as batches in host memory, in the model's input type, pinned if a GPU copies them."""
     count = max(1, len(images) // batch_size) * batch_size
-    whole = images[:count] if count <= len(images) else cycled(images, count)
-    whole = cast(whole, loaded.dtype)
-    return pinned((trimmed(whole[start : start + batch_size]) for start in range(0, count, batch_size)), loaded.device)
+    pool = images[:count] if count <= len(images) else cycled(images, count)
+    pool = cast(pool, loaded.dtype)
+    return pinned((trimmed(pool[start : start + batch_size]) for start in range(0, count, batch_size)), loaded.device)
 
 
 def pinned(batches: Iterable[Batch], device: torch.device) -> list[Batch]:
@@ -101,7 +101,7 @@ def pinned(batches: Iterable[Batch], device: torch.device) -> list[Batch]:
     return [each(batch, Tensor.pin_memory) for batch in batches] if device.type == "cuda" else list(batches)
 
 
-def bound(pool: Sequence[Batch], loaded: Loaded) -> Sequence[Batch]:
+def bound(pool: Sequence[Batch], loaded: LoadedModel) -> Sequence[Batch]:
     """Return the pool, prepared for runs that read its batches in place."""
     if loaded.bind:
         for batch in pool:
@@ -109,7 +109,7 @@ def bound(pool: Sequence[Batch], loaded: Loaded) -> Sequence[Batch]:
     return pool
 
 
-def uniform(loaded: Loaded, answer: object) -> Loaded:
+def uniform(loaded: LoadedModel, answer: object) -> LoadedModel:
     """Return the model in the form used by steps, in which a structured answer becomes tensors by path."""
     return loaded if isinstance(answer, Batch) else replace(loaded, run=by_path(loaded.run))
 
@@ -123,7 +123,7 @@ class SingleInference:
     parts: tuple[str, ...] = ("total",)
     runs: int = 1
 
-    def __init__(self, loaded: Loaded, pool: Sequence[Batch], known: Sequence[int] = ()) -> None:
+    def __init__(self, loaded: LoadedModel, pool: Sequence[Batch], known: Sequence[int] = ()) -> None:
         self._run, self._pool, self._device = loaded.run, bound(pool, loaded), loaded.device
         self.sample = AuditSample(known)
         self._place = 0
@@ -142,7 +142,7 @@ class SingleInference:
 class ByLength(SingleInference):
     """One inference, also timed for its length class (up to 16, 32, 64 and so on); all other classes get -1."""
 
-    def __init__(self, loaded: Loaded, pool: Sequence[Batch], known: Sequence[int] = ()) -> None:
+    def __init__(self, loaded: LoadedModel, pool: Sequence[Batch], known: Sequence[int] = ()) -> None:
         super().__init__(loaded, pool, known)
         self._classes = [f"length_{2 ** max(4, (length - 1).bit_length())}" for length in lengths(pool)]
         self.parts = ("total", *sorted(set(self._classes), key=lambda name: int(name.partition("_")[2])))
@@ -210,7 +210,7 @@ class DeviceParts:
     parts: tuple[str, ...] = ("compute", "h2d", "d2h", "enqueue")
     runs: int = 1
 
-    def __init__(self, loaded: Loaded, pool: Sequence[Batch]) -> None:
+    def __init__(self, loaded: LoadedModel, pool: Sequence[Batch]) -> None:
         self._run, self._pool, self._device = loaded.run, pool, loaded.device
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
         self._buffers: tuple[Tensor, ...] = ()
@@ -235,5 +235,7 @@ class DeviceParts:
 
     def _host_buffers(self, output: Batch) -> tuple[Tensor, ...]:
         if [buffer.shape for buffer in self._buffers] != [part.shape for part in values(output)]:
-            self._buffers = tuple(torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in values(output))
+            self._buffers = tuple(
+                torch.empty(value.shape, dtype=value.dtype, pin_memory=True) for value in values(output)
+            )
         return self._buffers

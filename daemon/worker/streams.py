@@ -83,15 +83,15 @@ def back_to_back(
 
     timed = streams.together(work)
     (first,) = measured
-    runs = [_within(first.window, *each) for each in timed]
-    held = math.fsum(_held(first.window, *each) for each in timed)
+    runs = [_within(first.window, *stream) for stream in timed]
+    run_count = math.fsum(_held(first.window, *stream) for stream in timed)
     together = sorted(chain.from_iterable(runs))
     medians_ns = _block_medians(first.bounds_ns, together)
     median_ns, interval_ns = block_estimate(medians_ns)
     summary = msgspec.structs.replace(
         first.summary, block_medians_ns=medians_ns, median_ns=median_ns, interval_ns=interval_ns
     )
-    return replace(first, summary=summary), [_values(run) for run in runs], _values(together), held
+    return replace(first, summary=summary), [_values(run) for run in runs], _values(together), run_count
 
 
 def _block_medians(bounds_ns: Sequence[int], runs: Sequence[tuple[int, int]]) -> list[float]:

@@ -120,11 +120,11 @@ def by_item(change: Callable[..., Tensor], *batches: BatchT) -> BatchT:
         changed = change(*(value.movedim(axis, 0) for value in same))
         return changed.movedim(0, axis).contiguous() if axis else changed
 
-    made = like(batches[0], map(changed, _axes(batches[0]), *map(values, batches)))
-    if not isinstance(made, Tensors):
-        return made
+    result = like(batches[0], map(changed, _axes(batches[0]), *map(values, batches)))
+    if not isinstance(result, Tensors):
+        return result
     every = [batch.lengths for batch in batches if isinstance(batch, Tensors)]
-    return replace(made, lengths={name: change(*(lengths[name] for lengths in every)) for name in made.lengths})
+    return replace(result, lengths={name: change(*(lengths[name] for lengths in every)) for name in result.lengths})
 
 
 def trimmed(batch: BatchT) -> BatchT:
@@ -205,10 +205,10 @@ class InTuple(nn.Module):
 def numbers(value: Tensor) -> NDArray[Any]:
     """Return a copy of a tensor in numpy: floats as float64, each complex number as two, and other types as int64."""
     real = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
-    here = real.detach().cpu()
+    on_cpu = real.detach().cpu()
     if real.is_floating_point():
-        return here.to(torch.float64, copy=True).numpy()
-    return here.numpy().astype(np.int64)
+        return on_cpu.to(torch.float64, copy=True).numpy()
+    return on_cpu.numpy().astype(np.int64)
 
 
 def answered(output: object) -> Answers:
@@ -311,7 +311,7 @@ def _parts(value: Any, path: str) -> Iterator[tuple[str, object]]:
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         value = value._asdict()
     elif dataclasses.is_dataclass(value) and not isinstance(value, Mapping):
-        value = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        value = {member.name: getattr(value, member.name) for member in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         yield from ((f"{path}.{name}" if path else str(name), part) for name, part in value.items())
     elif isinstance(value, tuple | list):

@@ -13,7 +13,7 @@ from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.records import Accuracy, Variant
 from benchd.daemon.verdicts import accuracy
 from benchd.daemon.worker import backends
-from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends import LoadedModel
 from benchd.daemon.worker.check import references
 from benchd.daemon.worker.check.observe import observe
 from benchd.daemon.worker.structures import Batch, cycled, leading
@@ -25,7 +25,7 @@ PART_IMAGES = 64  # images read at once, or a batch if that is larger, because a
 NO_CLASS = -1  # the class of an image with a NaN score, which is never correct
 
 
-class _Unscored(Exception):
+class _UnscoredOutput(Exception):
     """The model's output cannot be compared with the labels; the message says why."""
 
 
@@ -39,7 +39,7 @@ class _Answers:
 
 
 def measure(
-    workload: Workload, dataset: ImageSet, loaded: Loaded, job: Job, go_on: Callable[[str], None]
+    workload: Workload, dataset: ImageSet, loaded: LoadedModel, job: Job, go_on: Callable[[str], None]
 ) -> Accuracy | str:
     """Return the accuracy over as many images of `dataset` as the job requests, or why there is none.
 
@@ -47,12 +47,12 @@ def measure(
     """
     indices = dataset.spread(len(dataset) if job.inputs.accuracy == "full" else int(job.inputs.accuracy or 0))
 
-    def answers_of(model: Loaded) -> _Answers:
+    def answers_of(model: LoadedModel) -> _Answers:
         return _answers(model, workload, dataset, indices, job, go_on)
 
     try:
         answers = answers_of(loaded)
-    except _Unscored as reason:
+    except _UnscoredOutput as reason:
         return str(reason)
     reference = _fp32_classes(workload, loaded, job, answers, answers_of)
     ours, theirs = answers.classes == answers.labels, reference == answers.labels
@@ -68,7 +68,7 @@ def measure(
 
 
 def _fp32_classes(
-    workload: Workload, loaded: Loaded, job: Job, answers: _Answers, answers_of: Callable[[Loaded], _Answers]
+    workload: Workload, loaded: LoadedModel, job: Job, answers: _Answers, answers_of: Callable[[LoadedModel], _Answers]
 ) -> NDArray[np.int64]:
     """Return plain eager fp32's classes for the same images, computed once, or the variant's if it is plain fp32."""
 
@@ -83,14 +83,19 @@ def _fp32_classes(
     return classes
 
 
-def plain_fp32(workload: Workload, loaded: Loaded, job: Job) -> Loaded:
+def plain_fp32(workload: Workload, loaded: LoadedModel, job: Job) -> LoadedModel:
     """Return the plain model in eager fp32, on the device of the loaded variant."""
     source = replace(workload.source, module=workload.plain)
     return backends.load(Variant(), source, loaded.device, workload.example(job.case.batch_size))
 
 
 def _answers(
-    model: Loaded, workload: Workload, dataset: ImageSet, indices: list[int], job: Job, go_on: Callable[[str], None]
+    model: LoadedModel,
+    workload: Workload,
+    dataset: ImageSet,
+    indices: list[int],
+    job: Job,
+    go_on: Callable[[str], None],
 ) -> _Answers:
     digest = hashlib.sha256()
     classes: list[NDArray[np.int64]] = []
@@ -100,10 +105,10 @@ def _answers(
         refuse_calibrated(images, workload.source.calibrated, dataset.spec)
         digest.update(images.numpy().tobytes() + right.numpy().tobytes())
         # seeded as in the check, so that a rate-encoded image gets the same draws in any position
-        whole = cycled(images, -(-len(part) // job.case.batch_size) * job.case.batch_size)
+        padded = cycled(images, -(-len(part) // job.case.batch_size) * job.case.batch_size)
         unwatched = replace(model, module=None)
-        seen = observe(unwatched, workload.plain, whole, job.case.batch_size, job.case.seed + start)
-        scores = next(iter(seen.outputs.values()))
+        observation = observe(unwatched, workload.plain, padded, job.case.batch_size, job.case.seed + start)
+        scores = next(iter(observation.outputs.values()))
         classes.append(_classes(scores[: len(part)], dataset))
         labels.append(right.numpy())
         go_on(f"image {start + len(part)} of {len(indices)}")
@@ -128,11 +133,11 @@ def parts(indices: list[int], batch_size: int) -> Iterator[tuple[int, list[int]]
 
 
 def _classes(outputs: NDArray[np.float64], dataset: ImageSet) -> NDArray[np.int64]:
-    """Return the class with the largest score for each image; raise _Unscored if outputs are not class scores."""
+    """Return the class with the largest score for each image; raise _UnscoredOutput if outputs are not class scores."""
     if outputs.ndim != 2:
         sizes = "x".join(map(str, outputs.shape[1:])) or "one number"
-        raise _Unscored(f"top-1 needs one score per class, but the first output is {sizes} for each image")
+        raise _UnscoredOutput(f"top-1 needs one score per class, but the first output is {sizes} for each image")
     reason = dataset.why_unlabelled(outputs.shape[1])
     if reason:
-        raise _Unscored(reason)
+        raise _UnscoredOutput(reason)
     return np.where(np.isnan(outputs).any(axis=1), NO_CLASS, outputs.argmax(axis=1))

@@ -58,7 +58,7 @@ def takes(module: nn.Module, specs: Sequence[InputSpec]) -> nn.Module:
     try:
         signature = inspect.signature(module.forward)
     except ValueError:  # some callables have no signature
-        return Named(module, names) if names else module
+        return NamedInputs(module, names) if names else module
     try:
         signature.bind(*by_place, **user_inputs.nested(dict.fromkeys(names)))
     except TypeError as error:
@@ -68,8 +68,12 @@ def takes(module: nn.Module, specs: Sequence[InputSpec]) -> nn.Module:
             "--input ids=int64:16, and the entries of a dict as in --input batch.ids=int64:16"
         ) from error
     # if the names are already in order, no wrapper is needed, which would cost a microsecond per run
-    in_order = [each.name for each in signature.parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
-    return module if in_order[len(by_place) : len(specs)] == names else Named(module, names)
+    in_order = [
+        parameter.name
+        for parameter in signature.parameters.values()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    return module if in_order[len(by_place) : len(specs)] == names else NamedInputs(module, names)
 
 
 def settle(module: nn.Module, example: Batch) -> None:
@@ -130,7 +134,7 @@ def _inputs(own: UserModule, module: nn.Module) -> list[InputSpec]:
     return [InputSpec("", "float32", [int(size) for size in shape])]
 
 
-class Named(nn.Module):
+class NamedInputs(nn.Module):
     """A module with named inputs, as a function of positional tensors; the last ones are passed by `names`.
 
     `batch.audio` is the entry `audio` of the dict passed as argument `batch`.

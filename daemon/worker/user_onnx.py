@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from benchd.daemon.errors import UnfitModel, Unsupported
 from benchd.daemon.measuring import user_onnx
-from benchd.daemon.records import Counted, InputSpec, Variant
+from benchd.daemon.records import InputSpec, Variant, WorkCount
 from benchd.daemon.runtimes import FILE_BACKENDS, Precision
 from benchd.daemon.worker import onnx_answers
 from benchd.daemon.worker.structures import Tensors, dtype_of
@@ -90,7 +90,7 @@ class OnnxModule(nn.Module):
             spec.name: value.to(dtype_of(spec)).cpu().numpy() for spec, value in zip(self.inputs, inputs, strict=True)
         }
 
-    def count(self, inputs: Sequence[Tensor]) -> Counted:
+    def count(self, inputs: Sequence[Tensor]) -> WorkCount:
         """Return the work of one run on these inputs."""
         return onnx_cost.count(
             self.path, {spec.name: list(value.shape) for spec, value in zip(self.inputs, inputs, strict=True)}

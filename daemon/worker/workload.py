@@ -21,7 +21,7 @@ from benchd.daemon.measuring.protocol import Job, Verify
 from benchd.daemon.records import OF_MODULE, InputSpec, ModelFacts
 from benchd.daemon.worker import lookups, user_code, user_module
 from benchd.daemon.worker.camera import FRAMES, Camera, open_camera
-from benchd.daemon.worker.samples import Samples, open_samples
+from benchd.daemon.worker.samples import StoredItems, open_samples
 from benchd.daemon.worker.source import Calibration, Source
 from benchd.daemon.worker.structures import Batch, Tensors, content, cycled, dtype_of, leading
 from benchd.exporters import code, doubled
@@ -53,7 +53,7 @@ class Workload:
     reference_batch: int
     images: Batch
     labels: Tensor | None
-    dataset: data.ImageSet | Samples | None
+    dataset: data.ImageSet | StoredItems | None
     camera: Camera | None = None
 
     def reference(self) -> nn.Module:
@@ -95,7 +95,7 @@ def build(job: Job) -> Workload:
     return Workload(source, plain, facts, judged_by, batch, pool.images, pool.labels, pool.of, pool.camera)
 
 
-def _specs(job: Job, module: nn.Module, samples: Samples | None) -> list[InputSpec]:
+def _specs(job: Job, module: nn.Module, samples: StoredItems | None) -> list[InputSpec]:
     if job.module:
         specs = user_module.inputs(job.module, job, module, samples.specs() if samples else [])
         return specs if samples else _indexing(job, module, specs)
@@ -223,11 +223,11 @@ class _Pool:
     images: Batch
     source: str
     labels: Tensor | None = None
-    of: data.ImageSet | Samples | None = None
+    of: data.ImageSet | StoredItems | None = None
     camera: Camera | None = None
 
 
-def _inputs(job: Job, module: nn.Module, specs: Sequence[InputSpec], samples: Samples | None) -> _Pool:
+def _inputs(job: Job, module: nn.Module, specs: Sequence[InputSpec], samples: StoredItems | None) -> _Pool:
     dataset, kind = _preprocessed(job)
     batch = job.case.batch_size
     wanted = max(POOL_IMAGES, batch, job.limits.check_images)
@@ -250,7 +250,7 @@ def _ranges(specs: Sequence[InputSpec], kind: Literal["unit", "normal"]) -> str:
     numbers = [spec.numbers if spec.numbers != "normal" else kind for spec in specs]
     if len(set(numbers)) == 1:
         return numbers[0]
-    return ", ".join(f"{name} {what}" for name, what in zip(_named(specs), numbers, strict=True))
+    return ", ".join(f"{name} {distribution}" for name, distribution in zip(_named(specs), numbers, strict=True))
 
 
 def _frames(
@@ -266,7 +266,7 @@ def _frames(
     return _Pool(cycled(images, count), camera.source, camera=camera)
 
 
-def _calibration(job: Job, module: nn.Module, specs: Sequence[InputSpec], samples: Samples | None) -> Calibration:
+def _calibration(job: Job, module: nn.Module, specs: Sequence[InputSpec], samples: StoredItems | None) -> Calibration:
     """Return the inputs for the job's calibration, by default those for its weights; raise Unsupported without any.
 
     The user's own inputs may be used too, unless a metric on them would then flatter int8.
@@ -331,8 +331,8 @@ def _numbers(spec: InputSpec, count: int, kind: Literal["unit", "normal"], seed:
     """Return `count` items with the batch at its axis, repeating those of a shorter file; without a batch, one."""
     axis = spec.batch_axis
     if spec.file:
-        held = torch.from_numpy(user_inputs.numbers_of(spec)).to(dtype_of(spec))
-        items = held if axis is None else cycled(held, count)
+        from_file = torch.from_numpy(user_inputs.numbers_of(spec)).to(dtype_of(spec))
+        items = from_file if axis is None else cycled(from_file, count)
     else:
         items = _random(spec, 1, kind, seed)[0] if axis is None else _random(spec, count, kind, seed)
     return items.movedim(0, axis).contiguous() if axis else items

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from benchd.daemon.delivery.connection import Arrived
+from benchd.daemon.delivery.connection import IncomingMessage
 from benchd.daemon.delivery.messages import Event, Health, Info, Status, Telemetry
 from benchd.daemon.delivery.topics import Kind, Topics
 from benchd.daemon.records import Case, Environment, Record, Sample, encode, wall_now
@@ -101,7 +101,7 @@ class Messages:
     def __init__(self, device_id: str, boot_id: str = SIMULATED) -> None:
         self._topics, self._boot_id = Topics(device_id), boot_id
 
-    def introduced(self, name: str, environment: Environment, tags: Iterable[str] = ()) -> list[Arrived]:
+    def introduced(self, name: str, environment: Environment, tags: Iterable[str] = ()) -> list[IncomingMessage]:
         """Return the messages with the device's identity and online status."""
         info = Info(
             device_id=self._topics.device_id,
@@ -115,17 +115,17 @@ class Messages:
         )
         return [self.of("info", info), self.status("online")]
 
-    def status(self, state: Literal["online", "offline"]) -> Arrived:
+    def status(self, state: Literal["online", "offline"]) -> IncomingMessage:
         """Return the connection status message."""
         return self.of("status", Status(state=state, session=SIMULATED, boot_id=self._boot_id, t_wall=wall_now()))
 
-    def result(self, body: bytes, run_id: str) -> Arrived:
+    def result(self, body: bytes, run_id: str) -> IncomingMessage:
         """Return the message with a record."""
-        return Arrived(self._topics.result(run_id), body, time.time())
+        return IncomingMessage(self._topics.result(run_id), body, time.time())
 
-    def of(self, kind: Kind, said: Struct) -> Arrived:
+    def of(self, kind: Kind, said: Struct) -> IncomingMessage:
         """Return a message of this kind."""
-        return Arrived(self._topics.of(kind), msgspec.json.encode(said), time.time())
+        return IncomingMessage(self._topics.of(kind), msgspec.json.encode(said), time.time())
 
 
 class SimulatedBoard:
@@ -135,12 +135,12 @@ class SimulatedBoard:
         self._device, self._messages = device, Messages(device.device_id)
         self._chance = random.Random(device.device_id)  # noqa: S311 - no secret
 
-    def past(self) -> Iterator[Arrived]:
+    def past(self) -> Iterator[IncomingMessage]:
         """Yield the messages that it published before the demo began."""
         yield from self._introduced(0)
         yield from map(self._result, past(self._device, time.time(), self._chance))
 
-    def tick(self, tick: int) -> Iterator[Arrived]:
+    def tick(self, tick: int) -> Iterator[IncomingMessage]:
         """Yield the messages that it publishes at a tick."""
         device, messages = self._device, self._messages
         if device.trouble == "silent" and tick >= SILENT_TICK:
@@ -157,10 +157,10 @@ class SimulatedBoard:
         if tick % HEALTH_TICKS == 0:
             yield messages.of("health", health(tick))
 
-    def _introduced(self, tick: int) -> list[Arrived]:
+    def _introduced(self, tick: int) -> list[IncomingMessage]:
         device = self._device
         seen_now = environment(device, is_updated=is_updated(device, tick))
         return self._messages.introduced(f"{device.name} ({SIMULATED})", seen_now, [SIMULATED])
 
-    def _result(self, record: Record) -> Arrived:
+    def _result(self, record: Record) -> IncomingMessage:
         return self._messages.result(encode(record), record.run_id)

@@ -15,13 +15,13 @@ from typing import TextIO
 
 from benchd.daemon import records
 from benchd.daemon.delivery.broker import Broker
-from benchd.daemon.delivery.connection import Arrived
+from benchd.daemon.delivery.connection import IncomingMessage
 from benchd.daemon.machine import interpreter
 from benchd.daemon.verdicts.results import JOURNAL
 from benchd.dashboard.demo.devices import TICK_S, Messages, SimulatedBoard
 from benchd.dashboard.demo.fleet import DEVICES
 from benchd.dashboard.guard import require_free
-from benchd.dashboard.messages import Row, rows
+from benchd.dashboard.messages import TableRow, rows
 from benchd.dashboard.store import Store
 
 HOST = "127.0.0.1"
@@ -55,9 +55,9 @@ def run(port: int, err: TextIO) -> int:
         from benchd.dashboard.app import serve  # noqa: PLC0415 - NiceGUI reads that variable when it is imported
 
         database = f"sqlite:///{folder}/dashboard.db"
-        with closing(Store(database)) as store, closing(_ThisMachine(Path(folder), err)) as here:
+        with closing(Store(database)) as store, closing(_ThisMachine(Path(folder), err)) as this_machine:
             _say(err, "this machine and seven simulated boards; Ctrl-C stops everything")
-            boards = _Boards(store, here, err)
+            boards = _Boards(store, this_machine, err)
             try:
                 with suppress(SystemExit, KeyboardInterrupt):  # raised by the pages on SIGTERM and SIGINT
                     # without a broker: the boards write directly to the database that the pages read
@@ -70,8 +70,8 @@ def run(port: int, err: TextIO) -> int:
 class _Boards:
     """A thread that writes the boards' messages to the store, from now until `stop`."""
 
-    def __init__(self, store: Store, here: "_ThisMachine", err: TextIO) -> None:
-        self._store, self._here, self._err = store, here, err
+    def __init__(self, store: Store, this_machine: "_ThisMachine", err: TextIO) -> None:
+        self._store, self._here, self._err = store, this_machine, err
         self._stopping = threading.Event()
         self.failed = False
         self._thread = threading.Thread(target=self._run, name="benchd.demo", daemon=True)
@@ -95,11 +95,11 @@ class _Boards:
         self._add(chain.from_iterable(board.past() for board in boards))
         for tick in count():
             self._add(chain(*(board.tick(tick) for board in boards), self._here.messages()))
-            self._store.add([Row("collector", {"name": "demo", "seen_s": time.time(), "problem": None})])
+            self._store.add([TableRow("collector", {"name": "demo", "seen_s": time.time(), "problem": None})])
             if self._stopping.wait(TICK_S):
                 return
 
-    def _add(self, messages: Iterable[Arrived]) -> None:
+    def _add(self, messages: Iterable[IncomingMessage]) -> None:
         left = iter(messages)
         while (part := list(islice(left, AT_ONCE))) and not self._stopping.is_set():
             self._store.add(row for message in part for row in rows(message))
@@ -123,7 +123,7 @@ class _ThisMachine:
                 start_new_session=True,
             )
 
-    def messages(self) -> Iterator[Arrived]:
+    def messages(self) -> Iterator[IncomingMessage]:
         """Yield the new records and, after the first one, the message that this machine is online."""
         with suppress(FileNotFoundError), self._journal.open("rb") as journal:
             journal.seek(self._place)
@@ -135,7 +135,7 @@ class _ThisMachine:
             yield self._messages.status("online")
         self._tell_delay()
 
-    def _result(self, line: bytes) -> Iterator[Arrived]:
+    def _result(self, line: bytes) -> Iterator[IncomingMessage]:
         record = records.decode(line)
         if not self._is_known:
             self._is_known = True

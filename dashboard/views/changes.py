@@ -83,38 +83,38 @@ def add(store: Store, changes: Changes) -> None:
     @ui.page("/changes", response_timeout=PATIENCE_S)
     async def show(since: str = "setup", verdict: str = "", q: str = "", page: int = 1) -> None:
         since = since if _is_known(since) else "setup"
-        asked = [_Selection(since, verdict if verdict in SORTS else "", q, limits.page(page))]
+        selections = [_Selection(since, verdict if verdict in SORTS else "", q, limits.page(page))]
         async with frame("Changes"):
-            search = _choices(asked)
+            search = _choices(selections)
             reading, strip = notice(""), PagePart("strip")
             ui.label(CAPTION).classes("soft")
             empty, place = notice(NONE), PagePart("changes")
             rest = ui.link("", "/changes").classes("link")
 
             async def refresh() -> None:
-                now = await to_thread(_read, store, changes, asked[0])
+                now = await to_thread(_read, store, changes, selections[0])
                 reading.set_text(f"Reading the records of {count(now.left, 'more board')}.")
                 reading.set_visibility(bool(now.left))
                 empty.set_text(NO_MATCH if now.known else NONE)
                 empty.set_visibility(not now.blocks and not now.left)
-                if strip.renew(now.counts, asked):
+                if strip.renew(now.counts, selections):
                     with strip.column:
-                        _strip(now.counts, asked[0])
-                first = SHOWN * (asked[0].page - 1)
+                        _strip(now.counts, selections[0])
+                first = SHOWN * (selections[0].page - 1)
                 rest.set_text(more(len(now.blocks) - first - SHOWN))
                 rest.set_visibility(bool(rest.text))
-                rest.props["href"] = asked[0].path(page=asked[0].page + 1)
-                shown = now.blocks[first : first + SHOWN]
-                judged = [(one.now_key, one.verdict) for block in shown for one in block]
-                ages = [age(time.time() - one.first_s) for block in shown for one in block]
+                rest.props["href"] = selections[0].path(page=selections[0].page + 1)
+                visible = now.blocks[first : first + SHOWN]
+                judged = [(change.now_key, change.verdict) for block in visible for change in block]
+                ages = [age(time.time() - change.first_s) for block in visible for change in block]
                 if place.renew(judged, ages, now.names, now.broken):
                     with place.column:
-                        for block in shown:
-                            _block(block, now, asked[0])
+                        for block in visible:
+                            _block(block, now, selections[0])
 
             async def searched() -> None:
-                asked[:] = [asked[0]._replace(q=search.value or "", page=1)]
-                ui.navigate.history.replace(asked[0].path())
+                selections[:] = [selections[0]._replace(q=search.value or "", page=1)]
+                ui.navigate.history.replace(selections[0].path())
                 await refresh()
 
             search.on_value_change(searched)
@@ -125,42 +125,44 @@ def _is_known(since: str) -> bool:
     return since in UPDATES or day_s(since) is not None
 
 
-def _choices(asked: list[_Selection]) -> ui.input:
+def _choices(selections: list[_Selection]) -> ui.input:
     """Show the selection; choosing an update opens its page. Return the search field."""
-    day = asked[0].since if asked[0].since not in SINCE else ""
+    day = selections[0].since if selections[0].since not in SINCE else ""
     with ui.row().style("gap: .75rem; width: 100%; align-items: center"):
-        update = ui.select(SINCE, label="since", value=DATE if day else asked[0].since)
+        update = ui.select(SINCE, label="since", value=DATE if day else selections[0].since)
         update.props("dense options-dense").style("min-width: 15rem")
         date = ui.input("day (UTC)", value=day or time.strftime("%Y-%m-%d", time.gmtime()))
         date.props("type=date dense stack-label debounce=500").bind_visibility_from(update, "value", value=DATE)
-        search = ui.input("board, case or what changed", value=asked[0].q)
+        search = ui.input("board, case or what changed", value=selections[0].q)
         search.props("debounce=300 clearable dense").style("min-width: 15rem")
 
     def chosen() -> None:
         since = str(date.value) if update.value == DATE else str(update.value)
         if _is_known(since):
-            ui.navigate.to(asked[0].path(since=since))
+            ui.navigate.to(selections[0].path(since=since))
 
     update.on_value_change(chosen)
     date.on_value_change(chosen)
     return search
 
 
-def _read(store: Store, changes: Changes, asked: _Selection) -> _State:
-    found, left = changes.update(asked.since)
+def _read(store: Store, changes: Changes, selection: _Selection) -> _State:
+    known_changes, left = changes.update(selection.since)
     names = queries.names(store)
     blocks: dict[tuple[str, tuple[str, ...]], _Block] = defaultdict(list)
-    matching = [change for change in found if _matches(change, names, asked.q)]
+    matching = [change for change in known_changes if _matches(change, names, selection.q)]
     for change in sorted(matching, key=_by_effect):
         blocks[change.device_id, change.differences].append(change)
-    wanted = [of for of in blocks.values() if not asked.verdict or any(sort(one) == asked.verdict for one in of)]
+    wanted = [
+        of for of in blocks.values() if not selection.verdict or any(sort(member) == selection.verdict for member in of)
+    ]
     counts = {name: len(alike) for name, alike in _by_verdict(matching).items()}
     broken = {
-        (one.device_id, one.found.case_id): one.found.reason
-        for one in queries.deployed(store)
-        if one.found.is_broken and one.found.reason
+        (on_board.device_id, on_board.found.case_id): on_board.found.reason
+        for on_board in queries.deployed(store)
+        if on_board.found.is_broken and on_board.found.reason
     }
-    return _State(counts, wanted, names, broken, len(found), left)
+    return _State(counts, wanted, names, broken, len(known_changes), left)
 
 
 def _by_verdict(changes: Sequence[Change]) -> dict[Sort, list[Change]]:
@@ -186,14 +188,14 @@ def _by_effect(change: Change) -> tuple[bool, float, str]:
     return effect is None, -(effect or 0.0), change.now_key
 
 
-def _strip(counts: dict[Sort, int], asked: _Selection) -> None:
-    chip(count(sum(counts.values()), "change"), asked.path(verdict=""), "all", is_chosen=not asked.verdict)
+def _strip(counts: dict[Sort, int], selection: _Selection) -> None:
+    chip(count(sum(counts.values()), "change"), selection.path(verdict=""), "all", is_chosen=not selection.verdict)
     for name, number in counts.items():
         shape, look = SHAPES[name]
-        chip(f"{shape} {number} {name}", asked.path(verdict=name), look, is_chosen=name == asked.verdict)
+        chip(f"{shape} {number} {name}", selection.path(verdict=name), look, is_chosen=name == selection.verdict)
 
 
-def _block(block: _Block, now: _State, asked: _Selection) -> None:
+def _block(block: _Block, now: _State, selection: _Selection) -> None:
     """Show how a board's cases changed with an update, and how to find the cause; if alone, show its cases too."""
     first = block[0]
     with ui.element("section").classes("card"):
@@ -203,12 +205,12 @@ def _block(block: _Block, now: _State, asked: _Selection) -> None:
                 shape, look = SHAPES[kind]
                 words = extent(alike, len(block)) if kind in ("slower", "faster") else f"{len(alike)} {kind}"
                 ui.label(f"{shape} {words}").classes(f"figure {look}")
-        cause(first._replace(first_s=min(one.first_s for one in block)))
+        cause(first._replace(first_s=min(change.first_s for change in block)))
         if len(now.blocks) == 1:
-            _table([one for one in block if asked.verdict in ("", sort(one))], now.broken, asked.since)
+            _table([change for change in block if selection.verdict in ("", sort(change))], now.broken, selection.since)
         else:
             words = " ".join([first.device_id, *first.differences])
-            ui.link(f"its {count(len(block), 'case')}", asked.path(q=words)).classes("link")
+            ui.link(f"its {count(len(block), 'case')}", selection.path(q=words)).classes("link")
 
 
 def cause(change: Change) -> None:
@@ -223,11 +225,11 @@ def cause(change: Change) -> None:
         ui.label(f"to find the cause: {change.separating}").classes("soft")
 
 
-def _table(shown: Sequence[Change], broken: dict[tuple[str, str], str], since: str) -> None:
+def _table(changes: Sequence[Change], broken: dict[tuple[str, str], str], since: str) -> None:
     with stacked("case", "change in time", "median before and now", "runs", ""):
-        for change in shown[:SHOWN]:
+        for change in changes[:SHOWN]:
             _row(change, broken.get((change.device_id, change.case_id), ""), since)
-    ui.label(more(len(shown) - SHOWN)).classes("soft")
+    ui.label(more(len(changes) - SHOWN)).classes("soft")
 
 
 def _row(change: Change, broken: str, since: str) -> None:

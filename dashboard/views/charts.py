@@ -159,8 +159,8 @@ def latency(points: Sequence[Point]) -> dict[str, Any]:
     options["yAxis"] = names | {"type": "category", "axisTick": {"show": False}}
     options["grid"] = {"left": 8, "right": 24, "top": 8, "bottom": 40, "containLabel": True}
     for place, point in enumerate(ordered):
-        bar, shown = _marked(point, place)
-        options["series"] += [bar, shown | {"label": {"show": False}}]
+        bar, marker = _marked(point, place)
+        options["series"] += [bar, marker | {"label": {"show": False}}]
     return options
 
 
@@ -180,7 +180,7 @@ def _by_variant() -> dict[str, Any]:
 
 def _marked(point: Point, height: float, side: str = "right") -> list[dict[str, Any]]:
     """Return a point in its variant's colour and shape, crossed out if it cannot win, and its latency bar."""
-    shown = {
+    marker = {
         "type": "scatter",
         "data": [{"value": [point.latency_ms.value, height], "name": _name(point)}],
         "symbol": CROSS if point.why else shape(point.variant),
@@ -190,7 +190,7 @@ def _marked(point: Point, height: float, side: str = "right") -> list[dict[str, 
         | ({"color": BAD} if point.why else SOFT),
         "labelLayout": {"hideOverlap": True},
     }
-    return [_bar([[end, height] for end in point.latency_ms[1:]]), shown]
+    return [_bar([[end, height] for end in point.latency_ms[1:]]), marker]
 
 
 def _bar(ends: list[list[float | None]]) -> dict[str, Any]:

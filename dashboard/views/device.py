@@ -105,8 +105,8 @@ def _state_line(device: Device) -> str:
 def _drawn(marks: list[Mark]) -> list[Mark]:
     """Return the marks to draw in the charts: all or, if there are many, all except those of successful cases."""
     odd = [mark for mark in marks if mark.name != CASE_OK]
-    shown = marks if len(marks) <= SHOWN else odd[-SHOWN:]
-    return [mark._replace(name=short(f"{mark.name} {mark.detail}"), detail="") for mark in shown]
+    drawn = marks if len(marks) <= SHOWN else odd[-SHOWN:]
+    return [mark._replace(name=short(f"{mark.name} {mark.detail}"), detail="") for mark in drawn]
 
 
 def _listed(marks: list[Mark]) -> list[Mark]:
@@ -143,9 +143,9 @@ class _Suites:
         """Show the progress of each request."""
         self._device, self._ended = device, ended
         for suite, button, label in self._rows:
-            shown = self._progress(suite)
-            label.set_text(shown.words)
-            button.set_enabled(shown.is_open)
+            progress = self._progress(suite)
+            label.set_text(progress.words)
+            button.set_enabled(progress.is_open)
 
     def _progress(self, suite: SuiteInfo) -> Progress:
         request = self._requests.get((self._device_id, suite.name))
@@ -198,8 +198,8 @@ class _Lines:
         self._column.clear()
         with self._column:
             for text, look, target in lines or [(self._empty, "soft", "")]:
-                shown = ui.link(short(text), target) if target else ui.label(short(text))
-                shown.classes(look)
+                element = ui.link(short(text), target) if target else ui.label(short(text))
+                element.classes(look)
 
 
 def _verdict(device_id: str, latest: Latest) -> _Line:

@@ -47,31 +47,31 @@ def add(store: Store, answers: Answers) -> None:
             drawn_s = [0.0]
 
             async def refresh() -> None:
-                found, wrong = await to_thread(_read, store, answers)
-                found = [board for board in found if matches(board.device, q)]
-                wanted = [board for board in found if chosen in (None, board.condition)]
-                shown = wanted[offset : offset + SHOWN]
-                if strip.renew(counts(found)):
+                boards, wrong = await to_thread(_read, store, answers)
+                boards = [board for board in boards if matches(board.device, q)]
+                wanted = [board for board in boards if chosen in (None, board.condition)]
+                visible = wanted[offset : offset + SHOWN]
+                if strip.renew(counts(boards)):
                     with strip.column:
-                        strip_of(found, "/fleet", chosen, q=q)
+                        strip_of(boards, "/fleet", chosen, q=q)
                 rest.set_text(more(len(wanted) - offset - SHOWN))
                 rest.set_visibility(bool(rest.text))
                 problems.set_text(". ".join(wrong))
                 problems.set_visibility(bool(wrong))
                 empty.set_text(NONE if q or chosen else EMPTY)
                 empty.set_visibility(not wanted and not wrong)
-                if order != [board.device.device_id for board in shown]:
-                    order[:] = [board.device.device_id for board in shown]
+                if order != [board.device.device_id for board in visible]:
+                    order[:] = [board.device.device_id for board in visible]
                     entries.clear()
                     grid.clear()
-                    is_table = len(shown) > CARDS
-                    grid.classes(replace="rows" if is_table else "grid few" if len(shown) <= FEW else "grid")
+                    is_table = len(visible) > CARDS
+                    grid.classes(replace="rows" if is_table else "grid few" if len(visible) <= FEW else "grid")
                     drawn_s[0] = 0.0
                     with grid:
                         entries.update((device_id, _Entry(device_id, is_card=not is_table)) for device_id in order)
-                for board in shown:
+                for board in visible:
                     entries[board.device.device_id].show(board)
-                if shown and len(shown) <= CARDS:
+                if visible and len(visible) <= CARDS:
                     await _draw(store, entries, drawn_s)
 
             await follow(refresh)

@@ -83,12 +83,12 @@ def _made_by(result: Result) -> tuple[str, str]:
     return result.tool_version, result.fingerprint
 
 
-def _changed(before: Result, after: Result, one: Record | None, other: Record | None) -> str | None:
+def _changed(before: Result, after: Result, before_record: Record | None, after_record: Record | None) -> str | None:
     """Return the changes in words, or None if an older record merely has fewer fields."""
     if before.tool_version != after.tool_version:
         return f"benchd {before.tool_version} to {after.tool_version}"
-    if one is None or other is None:
+    if before_record is None or after_record is None:
         return "the device's fingerprint"
-    changed = sameness.environment_difference(one.environment, other.environment)
-    sources = {side.environment.software.get(SOURCES) for side in (one, other)} - {None}
+    changed = sameness.environment_difference(before_record.environment, after_record.environment)
+    sources = {side.environment.software.get(SOURCES) for side in (before_record, after_record)} - {None}
     return changed or ("the sources of benchd" if len(sources) == 2 else None)

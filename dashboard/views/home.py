@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 from nicegui import app, ui
 from sqlalchemy.exc import DBAPIError
 
-from benchd.daemon.delivery.messages import Deployed
+from benchd.daemon.delivery.messages import DeployedFolder
 from benchd.dashboard import queries, text
 from benchd.dashboard.answers import Answers, Outcome
 from benchd.dashboard.conditions import CONDITIONS, SHAPES, TROUBLES, BoardCondition, Condition, boards, counts, looks
@@ -45,7 +45,7 @@ LEGEND = (
 
 _Line = tuple[str, str, str]  # text, class and link
 _Head = MatrixRow | str  # a board, a kind of board or a model
-_Promise = tuple[str, Deployed, bool]  # a board, the deployed model, and whether its verdict is stale
+_Promise = tuple[str, DeployedFolder, bool]  # a board, the deployed model, and whether its verdict is stale
 
 
 class _State(NamedTuple):
@@ -86,8 +86,10 @@ def add(store: Store, answers: Answers) -> None:
                     with strip.column:
                         strip_of(now.found, "/", chosen)
                 helpless = [board for board in now.found if board.condition in ({chosen} if chosen else TROUBLES)]
-                told = [(one.name, one.condition, one.detail, _age(one)) for one in helpless]
-                if troubles.renew(told, now.changed):
+                summaries = [
+                    (troubled.name, troubled.condition, troubled.detail, _age(troubled)) for troubled in helpless
+                ]
+                if troubles.renew(summaries, now.changed):
                     with troubles.column:
                         _troubles(helpless, now.changed)
                 if table.renew(now.shown, names, now.deployed):
@@ -118,10 +120,10 @@ def _read(store: Store, answers: Answers, chosen: Condition | None) -> _State:
     fleet = boards(store, choices, now_s, answers.changes)
     order = [board.device.device_id for board in fleet if chosen in (None, board.condition)]
     wanted = (choice for device_id in order for choice in choices.get(device_id, ()))
-    shown = matrix(wanted, order, by_kind=len(order) > MOST_BOARDS)
-    deployed = [(one.device_id, one.found, is_stale(one, now_s)) for one in queries.deployed(store)]
+    board_matrix = matrix(wanted, order, by_kind=len(order) > MOST_BOARDS)
+    deployed = [(on_board.device_id, on_board.found, is_stale(on_board, now_s)) for on_board in queries.deployed(store)]
     changed = frozenset(change.device_id for change in answers.changes if change.verdict.answer == "slower")
-    return _State(fleet, shown, left, queries.problems(store, now_s), deployed, changed)
+    return _State(fleet, board_matrix, left, queries.problems(store, now_s), deployed, changed)
 
 
 def _troubles(helpless: list[BoardCondition], changed: frozenset[str]) -> None:
@@ -145,12 +147,12 @@ def _troubles(helpless: list[BoardCondition], changed: frozenset[str]) -> None:
                 ui.link(rest, f"/fleet?{urlencode({'state': condition})}").classes("link")
 
 
-def _table(shown: Matrix, names: dict[str, str], deployed: Sequence[_Promise]) -> None:
+def _table(board_matrix: Matrix, names: dict[str, str], deployed: Sequence[_Promise]) -> None:
     """Show the matrix, with the longer side as rows."""
-    rows, subjects = shown.rows[:SHOWN], shown.subjects[:SUBJECTS]
+    rows, subjects = board_matrix.rows[:SHOWN], board_matrix.subjects[:SUBJECTS]
     down: Sequence[_Head] = rows
     across: Sequence[_Head] = subjects
-    grid = [[shown.cells.get((subject, row)) for subject in subjects] for row in rows]
+    grid = [[board_matrix.cells.get((subject, row)) for subject in subjects] for row in rows]
     if len(subjects) > len(rows):
         down, across, grid = across, down, [list(column) for column in zip(*grid, strict=True)]
     with ui.element("table").classes("matrix"):
@@ -165,7 +167,7 @@ def _table(shown: Matrix, names: dict[str, str], deployed: Sequence[_Promise]) -
                     _head(head, names)
                 for cell, over in zip(cells, across, strict=True):
                     _show(cell, _named(over, names), beside(cell, deployed) if cell else None)
-    for rest, noun in ((len(shown.rows) - SHOWN, "row"), (len(shown.subjects) - SUBJECTS, "model")):
+    for rest, noun in ((len(board_matrix.rows) - SHOWN, "row"), (len(board_matrix.subjects) - SUBJECTS, "model")):
         ui.label(f"and {count(rest, f'more {noun}')}" if rest > 0 else "").classes("soft")
 
 
@@ -193,19 +195,19 @@ def beside(cell: Cell, deployed: Sequence[_Promise]) -> _Line | None:
     if result is None:
         return None
     wanted = result.case_id.split(",")[::2][:2]  # model and batch size
-    here = [
+    promises = [
         (verified, old)
         for device_id, verified, old in deployed
         if device_id in cell.device_ids and verified.case_id.split(",")[::2][:2] == wanted
     ]
-    if not here:
+    if not promises:
         return None
-    broken, stale = sum(verified.is_broken for verified, _ in here), sum(old for _, old in here)
-    variants = ", ".join(sorted({verified.case_id.split(",")[1] for verified, _ in here}))
-    if len(here) == 1:
-        words = f"deployed: {variants}, {word(here[0][0], is_stale=here[0][1])}"
+    broken, stale = sum(verified.is_broken for verified, _ in promises), sum(old for _, old in promises)
+    variants = ", ".join(sorted({verified.case_id.split(",")[1] for verified, _ in promises}))
+    if len(promises) == 1:
+        words = f"deployed: {variants}, {word(promises[0][0], is_stale=promises[0][1])}"
     else:
-        words = f"deployed on {count(len(here), 'board')}: {variants}, {broken} broken"
+        words = f"deployed on {count(len(promises), 'board')}: {variants}, {broken} broken"
         words += f", {stale} stale" if stale else ""
     return short(words), "bad" if broken else "warn" if stale else "soft", "/shipped"
 
@@ -222,8 +224,8 @@ def _show(cell: Cell | None, name: str, deployed: _Line | None) -> None:
         with ui.element("div").classes("lead"):
             _lead(cell)
         for words, look, target in [*lines(cell), *([deployed] if deployed else [])]:
-            shown = ui.link(words, target) if target else ui.label(words)
-            shown.classes(look)
+            element = ui.link(words, target) if target else ui.label(words)
+            element.classes(look)
 
 
 def _lead(cell: Cell) -> None:

@@ -44,8 +44,8 @@ class LiveCharts(ui.element, component="live_charts.js"):
         lines = {"markLine": charts.boundaries(marks), "markArea": charts.bands(self._throttled(series, now_s))}
         changed = lines if lines != self._lines else None
         if changed or any(points) or gone or self._is_new:
-            said = {"points": points, "lines": changed, "until": now_s * 1e3, "span": self._span_s * 1e3}
-            self.run_method("extend", said | {"isNew": self._is_new})
+            update = {"points": points, "lines": changed, "until": now_s * 1e3, "span": self._span_s * 1e3}
+            self.run_method("extend", update | {"isNew": self._is_new})
         self._lines, self._is_new = lines, False
         return bool(self._last_s)
 

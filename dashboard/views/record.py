@@ -180,7 +180,7 @@ def _energy(energy: Energy) -> dict[str, object]:
 def _stages(processes: Sequence[ProcessResult]) -> dict[str, object]:
     """Return the median duration of each stage over the processes that reached it."""
     every = [msgspec.structs.asdict(process.stages) for process in processes]
-    known = {name: [s for one in every if (s := one[name]) is not None] for name in (every[0] if every else ())}
+    known = {name: [s for stages in every if (s := stages[name]) is not None] for name in (every[0] if every else ())}
     return {
         name.removesuffix("_s").replace("_", " "): _duration(median(times_s))
         for name, times_s in known.items()

@@ -97,9 +97,9 @@ def add(store: Store) -> None:
     @ui.page("/results", response_timeout=PATIENCE_S)
     async def results(which: _Which, sort: str = NEWEST, up: int = 0, page: int = 1, rows: int = ROWS[0]) -> None:
         rows = rows if rows in ROWS else ROWS[0]
-        asked = _Query(which, sort if sort in COLUMNS else NEWEST, not up, limits.page(page), rows)
+        requested = _Query(which, sort if sort in COLUMNS else NEWEST, not up, limits.page(page), rows)
         async with frame("Results"):
-            await _show(store, asked)
+            await _show(store, requested)
 
 
 def csv_lines(store: Store, which: Filter) -> Iterator[str]:
@@ -117,28 +117,28 @@ def _csv(rows: Iterable[Iterable[object]]) -> str:
     return out.getvalue()
 
 
-async def _show(store: Store, asked: _Query) -> None:
+async def _show(store: Store, requested: _Query) -> None:
     offered = await to_thread(_offered, store)
     with ui.row().style("gap: .75rem; width: 100%"):
-        inputs: _Inputs = {**_filters(offered, asked.which._asdict())}
-        search = ui.input("search", value=asked.which.text).props("debounce=300 clearable dense")
+        inputs: _Inputs = {**_filters(offered, requested.which._asdict())}
+        search = ui.input("search", value=requested.which.text).props("debounce=300 clearable dense")
         for name, label in DAYS.items():
-            inputs[name] = ui.input(label, value=getattr(asked.which, name))
+            inputs[name] = ui.input(label, value=getattr(requested.which, name))
             inputs[name].props("type=date dense stack-label clearable debounce=500")
     empty = notice(EMPTY)
-    table = _table(asked)
+    table = _table(requested)
     with ui.row():
         compare = ui.button("Compare two", on_click=lambda: _compare(table)).props("no-caps").classes("from-600")
         csv = ui.link("Download as CSV", "/results.csv").classes("link")
     compare.bind_enabled_from(table, "selected", backward=lambda chosen: len(chosen) == 2)
-    shown: list[Any] = []  # the newest result and the selection when the table was filled
+    filled_with: list[Any] = []  # the newest result and the selection when the table was filled
     total = [table.pagination["rowsNumber"]]
     chosen = partial(_chosen, table, inputs, search)
 
     async def show() -> None:
         wanted = chosen()
         now = [await to_thread(queries.newest, store), wanted]
-        if now == shown:
+        if now == filled_with:
             return
         page = await to_thread(_page, store, wanted)
         names = await to_thread(queries.names, store)
@@ -151,7 +151,7 @@ async def _show(store: Store, asked: _Query) -> None:
         table.update()
         csv.props["href"] = f"/results.csv{query(wanted.which._asdict())}"
         empty.set_visibility(not page.total)
-        shown[:] = now
+        filled_with[:] = now
 
     async def turn(event: events.GenericEventArguments) -> None:
         table.pagination = event.args["pagination"]
@@ -186,7 +186,9 @@ def _offered(store: Store) -> dict[str, dict[str, str]]:
     """Return the values of each filter with their labels; a device has its name and its id."""
     words = {name: queries.choices(store, name) for name in ("model", "variant")}
     words |= {"status": STATUSES, "check": CHECKS}
-    return {"device": queries.names(store)} | {name: dict(zip(each, each, strict=True)) for name, each in words.items()}
+    return {"device": queries.names(store)} | {
+        name: dict(zip(values, values, strict=True)) for name, values in words.items()
+    }
 
 
 def _filters(offered: dict[str, dict[str, str]], chosen: dict[str, str]) -> dict[str, ui.select]:
@@ -200,9 +202,13 @@ def _filters(offered: dict[str, dict[str, str]], chosen: dict[str, str]) -> dict
     }
 
 
-def _table(asked: _Query) -> _Table:
-    paging: dict[str, Any] = {"page": asked.page, "rowsPerPage": asked.rows, "rowsNumber": asked.page * asked.rows}
-    paging |= {"sortBy": asked.sort, "descending": asked.descending}
+def _table(requested: _Query) -> _Table:
+    paging: dict[str, Any] = {
+        "page": requested.page,
+        "rowsPerPage": requested.rows,
+        "rowsNumber": requested.page * requested.rows,
+    }
+    paging |= {"sortBy": requested.sort, "descending": requested.descending}
     table = _Table(rows=[], columns=_columns([]), row_key="key", selection="multiple", pagination=paging)
     return table.props(f"binary-state-sort flat dense :rows-per-page-options='{list(ROWS)}'").style("width: 100%")
 
@@ -224,8 +230,15 @@ def _columns(results: list[Result]) -> list[dict[str, Any]]:
     ]
 
 
-def _page(store: Store, asked: _Query) -> queries.Page:
-    return queries.results(store, asked.which, asked.sort, asked.descending, (asked.page - 1) * asked.rows, asked.rows)
+def _page(store: Store, requested: _Query) -> queries.Page:
+    return queries.results(
+        store,
+        requested.which,
+        requested.sort,
+        requested.descending,
+        (requested.page - 1) * requested.rows,
+        requested.rows,
+    )
 
 
 def _row(result: Result, names: dict[str, str]) -> dict[str, Any]:

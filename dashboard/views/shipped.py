@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from nicegui import ui
 
-from benchd.daemon.delivery.messages import Deployed
+from benchd.daemon.delivery.messages import DeployedFolder
 from benchd.dashboard import queries
 from benchd.dashboard.layout import PATIENCE_S, PagePart, follow, frame, heading, notice, stacked
 from benchd.dashboard.limits import SHOWN
@@ -31,7 +31,11 @@ def add(store: Store) -> None:
             empty, place = notice(NONE), PagePart("")
 
             async def refresh() -> None:
-                on_boards = [one for one in await to_thread(queries.deployed, store) if name in ("", one.found.name)]
+                on_boards = [
+                    on_board
+                    for on_board in await to_thread(queries.deployed, store)
+                    if name in ("", on_board.found.name)
+                ]
                 empty.set_visibility(not on_boards)
                 if place.renew(on_boards, time.time() // AGES_S):
                     with place.column:
@@ -43,9 +47,12 @@ def add(store: Store) -> None:
 def _folders(on_boards: Sequence[OnBoard]) -> None:
     """Show one table per folder, boards with a broken promise first."""
     now_s = time.time()
-    names = list(dict.fromkeys(one.found.name for one in on_boards))
+    names = list(dict.fromkeys(on_board.found.name for on_board in on_boards))
     for name in names[:SHOWN]:
-        boards = sorted((one for one in on_boards if one.found.name == name), key=lambda one: _calm(one, now_s))
+        boards = sorted(
+            (on_board for on_board in on_boards if on_board.found.name == name),
+            key=lambda on_board: _calm(on_board, now_s),
+        )
         with heading(short(name)):
             ui.link("this one alone", f"/shipped?name={quote(name)}").classes("link soft")
         _table(boards[:SHOWN], now_s)
@@ -53,8 +60,8 @@ def _folders(on_boards: Sequence[OnBoard]) -> None:
     ui.label(more(len(names) - SHOWN)).classes("soft")
 
 
-def _calm(one: OnBoard, now_s: float) -> tuple[bool, bool]:
-    return not one.found.is_broken, not is_stale(one, now_s)
+def _calm(on_board: OnBoard, now_s: float) -> tuple[bool, bool]:
+    return not on_board.found.is_broken, not is_stale(on_board, now_s)
 
 
 def is_stale(one: OnBoard, now_s: float) -> bool:
@@ -86,13 +93,13 @@ def _table(boards: Sequence[OnBoard], now_s: float) -> None:
                         ui.label(words)
 
 
-def word(deployed: Deployed, *, is_stale: bool) -> str:
+def word(deployed: DeployedFolder, *, is_stale: bool) -> str:
     """Return a word for whether the promise is kept, and for a stale verdict."""
     signs = {"kept": "✓ kept", "faster": "✓ kept, faster", "slower": "▲ broken, slower", "broken": "✕ broken"}
     return short(signs.get(deployed.verdict, deployed.verdict.replace("_", " "))) + (", stale" if is_stale else "")
 
 
-def change(deployed: Deployed) -> str:
+def change(deployed: DeployedFolder) -> str:
     """Return the change relative to the promise with its interval."""
     if deployed.change is None or deployed.change_low is None or deployed.change_high is None:
         return "-"

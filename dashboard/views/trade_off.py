@@ -45,9 +45,9 @@ def add(store: Store, answers: Answers) -> None:
             chosen = {"model": model if model in now.models else now.models[0], "board": board}
             _choices(now, chosen)
             wanted = [
-                one
-                for one in now.newest
-                if one.case.model == chosen["model"] and chosen["board"] in ("", one.result.device_id)
+                entry
+                for entry in now.newest
+                if entry.case.model == chosen["model"] and chosen["board"] in ("", entry.result.device_id)
             ]
             ui.label(CAPTION).classes("soft")
             with ui.element("div").classes("wide"):
@@ -58,8 +58,8 @@ def add(store: Store, answers: Answers) -> None:
 
 def _read(store: Store, answers: Answers) -> _State:
     newest, left = answers.newest()
-    models = sorted({one.case.model for one in newest})
-    names, known = queries.names(store), {one.result.device_id for one in newest}
+    models = sorted({entry.case.model for entry in newest})
+    names, known = queries.names(store), {entry.result.device_id for entry in newest}
     return _State(models, {key: name for key, name in names.items() if key in known}, newest, left)
 
 
@@ -107,7 +107,7 @@ def _figure(measured: Figure, unit: str) -> str:
 
 def _failures(newest: Sequence[Newest], names: dict[str, str]) -> None:
     """List the cases whose newest run has no time, with the reason."""
-    failed = [one.result for one in newest if one.result.status != "ok"]
+    failed = [entry.result for entry in newest if entry.result.status != "ok"]
     if failed:
         heading("Not measured")
     for result in failed[:SHOWN]:

@@ -39,8 +39,8 @@ def call(
         hidden.data_ptr(), None if residual is None else residual.data_ptr(), weight.data_ptr(), normed.data_ptr(),
         total.data_ptr(), hidden.numel() // weight.numel(), weight.numel(), compiler.threads(), eps,
     )  # fmt: skip
-    held = hidden, residual, weight, normed, total
-    return compiler.Call(_library(hidden.dtype).add_rms_norm, problem, held)
+    tensors = hidden, residual, weight, normed, total
+    return compiler.Call(_library(hidden.dtype).add_rms_norm, problem, tensors)
 
 
 @cache

@@ -187,16 +187,16 @@ def _periods_op(given: _LayerOfPeriods) -> Tensor:
 def _by_period(given: _LayerOfPeriods) -> Tensor:
     """Compute a layer and its neurons in compiled code, like `_convolved` for a layer."""
     first, weight, bias, scale, largest, per_weight, padding, decay, threshold = given
-    kept, grid = _layer_of(weight, list(weight.shape), per_weight), Grid(scale, largest)
-    return kept.by_period(first, weight, bias, padding=padding, grid=grid, decay=decay, threshold=threshold)
+    layer, grid = _layer_of(weight, list(weight.shape), per_weight), Grid(scale, largest)
+    return layer.by_period(first, weight, bias, padding=padding, grid=grid, decay=decay, threshold=threshold)
 
 
 def _layer_of(weight: Tensor, shape: list[int], per_weight: int) -> SpikeConvolution:
     """Return the layer cached with the weight, because compiled code has no reference to the traced one."""
-    kept, name = vars(weight), f"spike_layer_{per_weight}"
-    if name not in kept:
-        kept[name] = SpikeConvolution(tuple(shape), per_weight)
-    return kept[name]
+    attributes, name = vars(weight), f"spike_layer_{per_weight}"
+    if name not in attributes:
+        attributes[name] = SpikeConvolution(tuple(shape), per_weight)
+    return attributes[name]
 
 
 @cache

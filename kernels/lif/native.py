@@ -96,7 +96,7 @@ def line_reader() -> int:
     return ctypes.cast(_library(torch.float32).lif_pool_line, ctypes.c_void_p).value or 0
 
 
-class _Received(NamedTuple):
+class _PeriodsInput(NamedTuple):
     current: Tensor
     bias: Tensor
     decay: float
@@ -105,7 +105,7 @@ class _Received(NamedTuple):
 
 
 @op("lif_pool_periods")
-def _periods_op(given: _Received) -> Tensor:
+def _periods_op(given: _PeriodsInput) -> Tensor:
     images = given.current.flatten(0, 1).contiguous(memory_format=torch.channels_last)
     return layout.pooled_buffer(given.current, images, 0, given.current.dtype)[0]
 
@@ -140,7 +140,7 @@ def _first(given: _First) -> Tensor:
 
 
 @_periods_op.computes("native")
-def _periods(given: _Received) -> Tensor:
+def _periods(given: _PeriodsInput) -> Tensor:
     current, bias, *neuron = given
     images = current.flatten(0, 1).contiguous(memory_format=torch.channels_last)
     pooled = layout.pooled_buffer(current, images, 0, current.dtype)[0]

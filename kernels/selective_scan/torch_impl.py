@@ -238,11 +238,11 @@ class _Scratch(threading.local):
 
     def buffer(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return uninitialised memory of this shape, the same for the same name."""
-        kept = self._kept.get((name, dtype))
-        if kept is None or kept.numel() < math.prod(shape):
+        memory = self._kept.get((name, dtype))
+        if memory is None or memory.numel() < math.prod(shape):
             with torch.inference_mode(mode=False):
-                kept = self._kept[name, dtype] = torch.empty(math.prod(shape), dtype=dtype)
-        return kept[: math.prod(shape)].view(shape)
+                memory = self._kept[name, dtype] = torch.empty(math.prod(shape), dtype=dtype)
+        return memory[: math.prod(shape)].view(shape)
 
 
 _scratch = _Scratch()
@@ -268,8 +268,8 @@ def _rates(A: Tensor) -> Tensor:
 def _accumulate(decays: Tensor, h: Tensor, state: Tensor, reverse: bool) -> None:
     """Turn the tokens' inputs `h` into their states, in place."""
     steps = list(zip(decays.unbind(), h.unbind(), strict=True))
-    for decay, here in reversed(steps) if reverse else steps:
-        state = here.addcmul_(decay, state)
+    for decay, token_input in reversed(steps) if reverse else steps:
+        state = token_input.addcmul_(decay, state)
 
 
 class _Blocks(torch.autograd.Function):

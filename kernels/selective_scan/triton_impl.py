@@ -106,7 +106,7 @@ def _scanned(given: Scan | ScanPair, reverse: bool) -> Tensor:
         return y
     rows = [None if tensor is None else _rows(tensor) for tensor in (u, delta, B, C, z)]
     by_tensor = [(0, 0, 0) if tensor is None else tensor.stride()[:3] for tensor in rows]
-    strides = [*chain.from_iterable(each[:2] for each in by_tensor), *(each[2] for each in by_tensor)]
+    strides = [*chain.from_iterable(stride[:2] for stride in by_tensor), *(stride[2] for stride in by_tensor)]
     dense = [None if tensor is None else tensor.contiguous() for tensor in (A, D, bias)]
     directions, batch, length, channels = y.shape
     cut = _cut(given.form, launch.architecture(y.device), directions * batch * channels)

@@ -58,7 +58,7 @@ def convolved(
     return _op["native"](*given) if is_watched() else _convolved(given)
 
 
-class Problem(ctypes.Structure):
+class ConvProblem(ctypes.Structure):
     """`problem` of native.c."""
 
     _fields_ = compiler.fields(
@@ -95,7 +95,7 @@ def _plan(x: tuple[int, ...], weight: tuple[int, ...], stride: int, padding: int
         raise ValueError(f"spike_conv2d: a weight {weight} does not fit x {x}")
     group, scratch = listed(images, channels, height, width)
     window = out_channels, window_height, window_width, stride, padding, *shape[2:]
-    problem = bytes(Problem(*[None] * 5, *x, *window, group))
+    problem = bytes(ConvProblem(*[None] * 5, *x, *window, group))
     return _Plan(problem, shape, strides, scratch)
 
 
@@ -129,7 +129,7 @@ def _convolved(given: _Conv) -> Tensor:
     plan = _plan(x.shape, tuple(weight_shape), stride, padding)
     y = torch.empty_strided(plan.shape, plan.strides, dtype=torch.float32)
     lists = torch.empty(plan.scratch, dtype=torch.int64)
-    problem = Problem.from_buffer_copy(plan.problem)
+    problem = ConvProblem.from_buffer_copy(plan.problem)
     problem.x, problem.weight, problem.y, problem.lists = (t.data_ptr() for t in (images, weight, y, lists))
     problem.bias, problem.threads = None if shift is None else shift.data_ptr(), compiler.threads()
     _library().spike_conv2d(problem)
@@ -138,4 +138,4 @@ def _convolved(given: _Conv) -> Tensor:
 
 @cache
 def _library() -> ctypes.CDLL:
-    return compiler.functions(__file__, compiler.FUSED, spike_conv2d=[ctypes.POINTER(Problem)])
+    return compiler.functions(__file__, compiler.FUSED, spike_conv2d=[ctypes.POINTER(ConvProblem)])

@@ -37,8 +37,8 @@ class PackedWeight(Generic[Form]):
         """Return `pack` of `weight`."""
         version = -1 if weight.is_inference() else weight._version
         if self._kept is not None:
-            kept, kept_version, values, packed = self._kept
-            if kept is weight and kept_version == version and values.data_ptr() == weight.data_ptr():
+            source, source_version, values, packed = self._kept
+            if source is weight and source_version == version and values.data_ptr() == weight.data_ptr():
                 return packed
         # an ordinary tensor even in inference mode, because it may outlive that mode
         with torch.inference_mode(False), torch.no_grad():

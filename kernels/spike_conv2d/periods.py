@@ -16,7 +16,7 @@ from benchd.kernels import compiler
 from benchd.kernels.lif.layout import pooled_memory
 from benchd.kernels.lif.native import Periods, line_reader
 from benchd.kernels.op import op
-from benchd.kernels.spike_conv2d.native import BLOCK, Problem, laid_out, listed
+from benchd.kernels.spike_conv2d.native import BLOCK, ConvProblem, laid_out, listed
 
 _PIXEL = 4 * BLOCK + 2 * 24  # bytes per pixel: its sums, and a corner and a segment in native.c
 
@@ -75,7 +75,7 @@ def _computed(given: _Layer) -> Tensor:
     scratch = torch.empty(threads * room, dtype=torch.uint8)
     pointers = pictures.data_ptr(), packed.data_ptr(), None, None, lists.data_ptr()
     sizes = batch, channels, height, width, out_channels, *window, 1, padding, *received[-2:], group, threads
-    problem = Problem(*pointers, *sizes)
+    problem = ConvProblem(*pointers, *sizes)
     _library().spike_conv2d_lines(problem, steps, line_reader(), ctypes.byref(neurons), scratch.data_ptr(), room)
     return pooled
 
@@ -90,7 +90,7 @@ def received_shape(first: Tensor, shape: list[int], padding: int) -> tuple[int, 
 
 @cache
 def _library() -> ctypes.CDLL:
-    pointer, size, problem = ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(Problem)
+    pointer, size, problem = ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(ConvProblem)
     return compiler.functions(
         __file__, compiler.FUSED, spike_conv2d_lines=[problem, size, pointer, pointer, pointer, size]
     )

@@ -94,7 +94,7 @@ def max_pool_delta(
 def _fired(given: StBifInputs, implementation: str, check: Callable[[], None]) -> Tensor:
     """Return the spikes, without gradients for codes, which have none in any implementation."""
     if given.codes and torch.is_grad_enabled():
-        constants: list[Any] = [each.detach() if isinstance(each, Tensor) else each for each in given]
+        constants: list[Any] = [arg.detach() if isinstance(arg, Tensor) else arg for arg in given]
         given = StBifInputs(*constants)
     return stbif_op("stbif", implementation, given, check)
 

@@ -319,9 +319,9 @@ def _pool_kernel(
         for tap in tl.static_range(KERNEL * KERNEL):
             y = top + tap // KERNEL
             x = left + tap % KERNEL
-            there = inside & (y >= 0) & (y < height) & (x >= 0) & (x < width)
+            mask = inside & (y >= 0) & (y < height) & (x >= 0) & (x < width)
             at = corner + (tap // KERNEL * width + tap % KERNEL) * channels
-            candidate = tl.load(sums + at, mask=there, other=float("-inf"))
+            candidate = tl.load(sums + at, mask=mask, other=float("-inf"))
             winner = tl.where(candidate > best, tap, winner)
             best = tl.maximum(best, candidate)
         result = winner if WINNERS else best - before

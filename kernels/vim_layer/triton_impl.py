@@ -84,7 +84,7 @@ def _out_norm(given: OutNorm) -> tuple[Tensor, Tensor]:
         raise Unavailable(f"out_norm: the Triton kernel takes at most {MOST_DIM} numbers per token, not {dim}")
     normed, total = norm.new_empty(residual.shape), residual.new_empty(residual.shape, dtype=torch.float32)
     if total.numel():
-        y, z, stream = (each if each.stride(-1) == 1 else each.contiguous() for each in (y, z, residual))
+        y, z, stream = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (y, z, residual))
         rows = batch * length
         dim_tile = max(16, triton.next_power_of_2(dim))
         tile = _rows(rows) if dim_tile <= 512 else _ROWS
@@ -203,19 +203,19 @@ def _out_norm_kernel(
     products = tl.zeros([ROWS, DIM_TILE], tl.float32)
     for first in range(0, INNER, DEPTH):
         k = first + tl.arange(0, DEPTH)
-        there = inside[:, None] & (k < INNER)[None, :]
-        both = tl.load(y + k[None, :], mask=there, other=0.0).to(tl.float32)
-        both += tl.load(y + y_direction + k[None, :], mask=there, other=0.0).to(tl.float32)
-        gate = tl.load(z + k[None, :], mask=there, other=0.0).to(tl.float32)
+        mask = inside[:, None] & (k < INNER)[None, :]
+        both = tl.load(y + k[None, :], mask=mask, other=0.0).to(tl.float32)
+        both += tl.load(y + y_direction + k[None, :], mask=mask, other=0.0).to(tl.float32)
+        gate = tl.load(z + k[None, :], mask=mask, other=0.0).to(tl.float32)
         gated = (both * silu(gate)).to(weight.dtype.element_ty)
         products = tl.dot(gated, tl.trans(_loaded(weight, d, DIM, k, INNER, INNER)), products)
-    there = inside[:, None] & (d < DIM)[None, :]
+    mask = inside[:, None] & (d < DIM)[None, :]
     before = tl.load(
-        residual + (image * stream_image + token * stream_token)[:, None] + d[None, :], mask=there, other=0.0
+        residual + (image * stream_image + token * stream_token)[:, None] + d[None, :], mask=mask, other=0.0
     )
     x = products + before.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(x * x, 1) / DIM + eps)
     scale = tl.load(norm + d, mask=d < DIM, other=0.0).to(tl.float32)
     at = row[:, None] * DIM + d[None, :]
-    tl.store(total + at, x, mask=there)
-    tl.store(normed + at, (x * inverse[:, None] * scale[None, :]).to(normed.dtype.element_ty), mask=there)
+    tl.store(total + at, x, mask=mask)
+    tl.store(normed + at, (x * inverse[:, None] * scale[None, :]).to(normed.dtype.element_ty), mask=mask)

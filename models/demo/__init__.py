@@ -58,8 +58,10 @@ def complete(model: str, options: Mapping[str, OptionValue]) -> dict[str, Option
 def _untrained(model: str, options: Mapping[str, OptionValue]) -> list[tuple[str, OptionValue, OptionValue]]:
     """Return the options that differ from the checkpoint's, as (name, value, value in training)."""
     entry = catalog.entry(model)
-    asked, trained = entry.resolve(options), entry.resolve(CHECKPOINTS[model].options)
-    return [(name, asked[name], trained[name]) for name in asked if name not in _FREE and asked[name] != trained[name]]
+    chosen, trained = entry.resolve(options), entry.resolve(CHECKPOINTS[model].options)
+    return [
+        (name, chosen[name], trained[name]) for name in chosen if name not in _FREE and chosen[name] != trained[name]
+    ]
 
 
 def sources(

@@ -50,18 +50,18 @@ def main() -> None:
     """Write test and calibration images and a checkpoint for each recipe, and print the accuracies."""
     torch.set_num_threads(THREADS)
     torch.use_deterministic_algorithms(True)
-    learnt, kept = digits()
+    learnt, test = digits()
     every = torch.arange(CALIBRATION) * len(learnt.labels) // CALIBRATION
-    for part, path in ((kept, demo.IMAGES), (Digits(*(held[every] for held in learnt)), demo.CALIBRATION)):
-        _write({name: held.to(torch.uint8) for name, held in part._asdict().items()}, path)
+    for part, path in ((test, demo.IMAGES), (Digits(*(tensor[every] for tensor in learnt)), demo.CALIBRATION)):
+        _write({name: tensor.to(torch.uint8) for name, tensor in part._asdict().items()}, path)
     for model, recipe in RECIPES.items():
         begun = time.monotonic()
         module = trained(model, learnt, recipe)
         _write(module.half().state_dict(), demo.CHECKPOINTS[model].path)
         sys.stdout.write(f"{model}: {time.monotonic() - begun:.0f} s\n")
     for model in demo.CHECKPOINTS:
-        right = int(answers_right(model, kept).sum())
-        sys.stdout.write(f"{model}: {right} of {len(kept.labels)} right, {100 * right / len(kept.labels):.1f} %\n")
+        right = int(answers_right(model, test).sum())
+        sys.stdout.write(f"{model}: {right} of {len(test.labels)} right, {100 * right / len(test.labels):.1f} %\n")
 
 
 def _write(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -100,9 +100,9 @@ def trained(model: str, learnt: Digits, recipe: Recipe) -> nn.Module:
     return module.eval()
 
 
-def _images(model: str, taken: Digits) -> Tensor:
+def _images(model: str, part: Digits) -> Tensor:
     entry = catalog.entry(model)
-    return data.enlarged(taken.images, entry.image_shape(demo.CHECKPOINTS[model].options), entry.inputs)
+    return data.enlarged(part.images, entry.image_shape(demo.CHECKPOINTS[model].options), entry.inputs)
 
 
 def _batches(images: int, epochs: int) -> Iterator[Tensor]:

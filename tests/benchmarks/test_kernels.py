@@ -17,7 +17,7 @@ from benchd.kernels.exact_conv2d import native
 from benchmarks import rows
 from benchmarks.kernels import app, compiled_call
 from benchmarks.ops import OPS
-from benchmarks.paired import FEWEST_ROUNDS, Dropped, race
+from benchmarks.paired import FEWEST_ROUNDS, DroppedContender, race
 from benchmarks.rows import Entrant
 
 ROOT = Path(__file__).parents[2]
@@ -203,7 +203,7 @@ def test_who_fails_in_the_race_costs_nobody_else_s_times(calls):
         for name, call in [("a", lambda: None), ("b", short_of_memory(calls)), ("c", lambda: None)]
     ]
     results = rows.run(entrants, torch.device("cpu"), 0.0)
-    assert results["b"] == Dropped("b", "failed: MemoryError: 18 GiB are wanted")
+    assert results["b"] == DroppedContender("b", "failed: MemoryError: 18 GiB are wanted")
     assert results["a"].rounds == results["c"].rounds == FEWEST_ROUNDS
     assert results["a"].ratio == 1.0
     columns = rows.fields(entrants[1], results["b"])
@@ -230,9 +230,9 @@ def test_a_contender_that_does_not_get_ready_is_named_and_the_others_race(tmp_pa
     own = tmp_path / "own.py"
     own.write_text("import time\n\ndef norm(**_):\n    while True:\n        time.sleep(0.01)\n")
     arguments = ("--op", "add_rms_norm", "--shape", "5,8", "--no-compile", "--implementation", f"{own}:norm")
-    done, found = kernels(*arguments)
-    assert found["yours"]["verdict"] == "failed: TimeoutError: not ready in 1 s"
-    assert found["benchd"]["median_ms"] > 0, done.output
+    done, by_contender = kernels(*arguments)
+    assert by_contender["yours"]["verdict"] == "failed: TimeoutError: not ready in 1 s"
+    assert by_contender["benchd"]["median_ms"] > 0, done.output
 
 
 def test_who_would_keep_the_others_waiting_does_not_race():
@@ -243,8 +243,8 @@ def test_who_would_keep_the_others_waiting_does_not_race():
 
 
 def test_where_a_call_computes_the_answer_several_times_its_time_is_of_one():
-    one = Entrant("one", lambda: time.sleep(0.01), "error 0", right=True)
+    single = Entrant("one", lambda: time.sleep(0.01), "error 0", right=True)
     ten = Entrant("ten", lambda: time.sleep(0.1), "error 0", right=True, calls=10)
-    results = rows.run([one, ten], torch.device("cpu"), 0.0)
+    results = rows.run([single, ten], torch.device("cpu"), 0.0)
     assert 10 <= results["ten"].median_ms < 50
     assert 0.2 < results["ten"].ratio < 5

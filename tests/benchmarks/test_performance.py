@@ -12,7 +12,7 @@ PAGE, PICTURE = ROOT / "docs/performance.md", ROOT / "docs/pictures/performance.
 
 def race(contender, ratio, **facts):
     facts = {"model": "vim_tiny", "batch_size": 4, "right": True, "is_peer": False, "median_ms": ratio} | facts
-    return models.Row(
+    return models.ModelTiming(
         device="NVIDIA H200",
         contender=contender,
         verdict="",
@@ -26,7 +26,7 @@ def race(contender, ratio, **facts):
 
 def kernel(contender, shape, ratio, **facts):
     facts = {"op": "lif", "dtype": "fp32", "right": True, "captured": False} | facts
-    return kernels.Row(
+    return kernels.OpTiming(
         device="NVIDIA H200",
         contender=contender,
         shape=shape,
@@ -40,7 +40,7 @@ def kernel(contender, shape, ratio, **facts):
 
 
 def page(folder, *rows):
-    for name, kind in (("models.jsonl", models.Row), ("kernels.jsonl", kernels.Row)):
+    for name, kind in (("models.jsonl", models.ModelTiming), ("kernels.jsonl", kernels.OpTiming)):
         lines = (msgspec.json.encode(row) + b"\n" for row in rows if isinstance(row, kind))
         (folder / name).write_bytes(b"".join(lines))
     return performance.page(folder)
@@ -50,8 +50,8 @@ def test_the_best_and_the_other_build_are_the_fastest_whose_answers_are_right(tm
     peer, amp, fp16 = "mamba-ssm", "mamba-ssm, amp", "mamba-ssm, fp16"
     rows = [race("eager", 1.0), race("custom-fp16", 0.1, right=False), race("custom", 0.25)]
     rows += [race("qann_resnet18/eager", 0.2), race(peer, 1.5, is_peer=True), race(amp, 1.0, is_peer=True)]
-    shown = page(tmp_path, *rows, race(fp16, 0.1, is_peer=True, right=False))
-    assert "| vim_tiny | 4 | custom | 0.25 | 4 | mamba-ssm, amp | 4 |" in shown
+    text = page(tmp_path, *rows, race(fp16, 0.1, is_peer=True, right=False))
+    assert "| vim_tiny | 4 | custom | 0.25 | 4 | mamba-ssm, amp | 4 |" in text
 
 
 def test_without_eager_a_race_has_a_time_and_no_ratio(tmp_path):
@@ -69,7 +69,7 @@ def test_of_repeated_races_the_last_one_stands(tmp_path):
 
 
 def test_kernels_are_compared_at_their_largest_shape_with_the_fastest_other_that_is_right(tmp_path):
-    shown = page(
+    text = page(
         tmp_path,
         kernel("benchd", [8, 1], 1.0),
         kernel("torch", [8, 1], 9.0),
@@ -80,7 +80,7 @@ def test_kernels_are_compared_at_their_largest_shape_with_the_fastest_other_that
         kernel("benchd", [8, 64], 0.2, captured=True),
         kernel("torch", [8, 64], 0.9, captured=True),
     )
-    assert "median 1.2, from 1.2 (lif, fp32) to 1.2 (lif, fp32)." in shown
+    assert "median 1.2, from 1.2 (lif, fp32) to 1.2 (lif, fp32)." in text
 
 
 def test_the_page_and_its_picture_are_made_of_the_records():
@@ -91,6 +91,6 @@ def test_the_page_and_its_picture_are_made_of_the_records():
 def test_a_quarter_of_an_hour_has_its_rows_in_one_file(tmp_path):
     rows = [race("eager", 1.0), race("custom", 0.5), kernel("benchd", [8, 1], 1.0), kernel("torch", [8, 1], 2.0)]
     (tmp_path / "rows.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-    shown = performance.page(tmp_path)
-    assert "| vim_tiny | 4 | custom | 0.5 | 2 |" in shown
-    assert "median 2," in shown
+    text = performance.page(tmp_path)
+    assert "| vim_tiny | 4 | custom | 0.5 | 2 |" in text
+    assert "median 2," in text

@@ -15,7 +15,7 @@ from waiting import wait_for
 
 from benchd.daemon.records import all_variants
 from benchmarks import lines, predictions, quarter
-from benchmarks.quarter import Stage
+from benchmarks.quarter import QuarterStage
 
 ROOT = Path(__file__).parents[2]
 ROWS, STAGES = 12, 4
@@ -37,7 +37,7 @@ from pathlib import Path
 from benchmarks import quarter
 output = Path(sys.argv[1])
 command = lambda i: [sys.executable, sys.argv[2], str(i), str(output / "raw.jsonl")]
-quarter.run([quarter.Stage(f"stage {i}", 0.0, 60.0, command(i)) for i in range(int(sys.argv[3]))], output, 600.0)
+quarter.run([quarter.QuarterStage(f"stage {i}", 0.0, 60.0, command(i)) for i in range(int(sys.argv[3]))], output, 600.0)
 """
 
 
@@ -64,8 +64,8 @@ def campaign(tmp_path):
 
 def check(output):
     """Fail unless every row that is kept is whole and there once; return how many there are."""
-    kept = output / "rows.jsonl"
-    rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    path = output / "rows.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     subjects = [(row["op"], *row["shape"]) for row in rows]
     assert len(subjects) == len(set(subjects))
     assert all(row["t_wall"] > 1.7e9 and row["commit"] and len(row["pad"]) == 3000 for row in rows)
@@ -111,7 +111,7 @@ def test_sigterm_ends_the_stage_at_work_and_keeps_its_rows(campaign):
 
 
 def stage(code, **limits):
-    return Stage("stage", limits.get("least", 0.0), limits.get("most", 30.0), [sys.executable, "-c", code])
+    return QuarterStage("stage", limits.get("least", 0.0), limits.get("most", 30.0), [sys.executable, "-c", code])
 
 
 def test_a_stage_is_cut_with_its_children_and_the_next_finds_no_time(tmp_path):
@@ -128,8 +128,8 @@ def test_a_stage_is_cut_with_its_children_and_the_next_finds_no_time(tmp_path):
 def test_what_found_no_time_runs_in_the_next_call_and_what_ended_does_not(tmp_path):
     count = tmp_path / "count"
     code = f"open({str(count)!r}, 'a').write('x')"
-    first, second = (Stage(name, 0.0, 9.0, [sys.executable, "-c", code]) for name in ("first", "second"))
-    dear = Stage("second", 1e6, 2e6, second.command)
+    first, second = (QuarterStage(name, 0.0, 9.0, [sys.executable, "-c", code]) for name in ("first", "second"))
+    dear = QuarterStage("second", 1e6, 2e6, second.command)
     assert quarter.run([first, dear], tmp_path, 60.0) == {"first": "ok", "second": "no time left"}
     assert quarter.run([first, second], tmp_path, 60.0) == {"first": "ok", "second": "ok"}
     assert count.read_text() == "xx"
@@ -138,7 +138,10 @@ def test_what_found_no_time_runs_in_the_next_call_and_what_ended_does_not(tmp_pa
 def test_a_line_that_a_kill_has_cut_costs_itself_alone(tmp_path):
     raw = tmp_path / "raw.jsonl"
     raw.write_bytes(b'{"op": "a", "median_ms": 1.0}\n{"op": "b", "medi')
-    assert quarter.finished(Stage("more", 0.0, 30.0, [sys.executable, "-c", APPEND, str(raw)]), tmp_path, 30.0) == "ok"
+    assert (
+        quarter.finished(QuarterStage("more", 0.0, 30.0, [sys.executable, "-c", APPEND, str(raw)]), tmp_path, 30.0)
+        == "ok"
+    )
     assert [row["op"] for row, _ in lines.whole(raw)] == ["a", "c"]
 
 
@@ -158,9 +161,9 @@ def test_the_stages_begin_with_what_is_worth_most_and_a_cpu_has_those_that_it_ca
 
 def test_a_prediction_stands_beside_what_was_measured():
     row = {"model": "vim_tiny", "batch_size": 1, "contender": "custom-cudagraph-fp16", "median_ms": 0.5, "device": "H"}
-    shown = predictions.page([row | {"median_ms": 0.7}, row])
-    assert "| vim_tiny fp16, batch 1 | 0.45 to 0.6 | 0.5 on H |" in shown
-    assert "| vim_tiny fp16, batch 64 | 3 to 3.4 | - |" in shown
+    text = predictions.page([row | {"median_ms": 0.7}, row])
+    assert "| vim_tiny fp16, batch 1 | 0.45 to 0.6 | 0.5 on H |" in text
+    assert "| vim_tiny fp16, batch 64 | 3 to 3.4 | - |" in text
 
 
 @pytest.mark.slow

@@ -30,11 +30,11 @@ def test_a_record_after_a_crash_has_a_line_of_its_own(tmp_path_factory, records,
     path = tmp_path_factory.mktemp("journal") / "records.jsonl"
     append(path, *records)
     whole = path.read_bytes()
-    kept = data.draw(st.integers(0, len(whole)))
-    os.truncate(path, kept)
+    size = data.draw(st.integers(0, len(whole)))
+    os.truncate(path, size)
     append(path, b"after")
     lines = list(read(path))
-    complete = whole[:kept].count(b"\n")
+    complete = whole[:size].count(b"\n")
     assert lines[:complete] == records[:complete]
     assert lines[-1] == b"after"
     assert len(lines) <= complete + 2

@@ -42,13 +42,13 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty database of each kind."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/dashboard.db"
-    found: str = request.getfixturevalue("empty_postgres")
-    return found
+    database_url: str = request.getfixturevalue("empty_postgres")
+    return database_url
 
 
 @pytest.fixture
 def store(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """An empty store of each kind; one update reads all its boards, however slow the machine is."""
     monkeypatch.setattr(runs, "BUDGET_S", 3600.0)
-    with closing(Store(url)) as found:
-        yield found
+    with closing(Store(url)) as database:
+        yield database

@@ -40,8 +40,8 @@ def test_home_ships_what_recommend_ships_and_names_what_fails(store):
     answers = Answers(store, Changes(store))
     records = [measured(store, "s1", "eager", 9.0), measured(store, "s1", "custom", 5.0, flags=["throttled"])]
     records.append(measured(store, "s1", "fp16", 2.0, check=WRONG))
-    found, left = answers.update()
-    (choice,) = found["d1"]
+    by_device, left = answers.update()
+    (choice,) = by_device["d1"]
     (decision,) = decide(records, Requirements())
     assert (choice.outcome, choice.variant, choice.failed, left) == ("ships", "custom", ("eager-fp16",), 0)
     assert (choice.words, choice.agreed) == (line(decision), "8 of 8 images agree")
@@ -66,8 +66,8 @@ def test_each_power_mode_is_decided_from_its_own_newest_records(store):
     for number, (mode, by_variant) in enumerate(times_ms.items()):
         environment = msgspec.structs.replace(ENVIRONMENT, fingerprint=mode, power_mode=mode)
         fields = {"environment": environment, "at_s": NOW_S + number}
-        found = [measured(store, mode, variant, median_ms, **fields) for variant, median_ms in by_variant.items()]
-        (decision,) = decide(found, Requirements())
+        records = [measured(store, mode, variant, median_ms, **fields) for variant, median_ms in by_variant.items()]
+        (decision,) = decide(records, Requirements())
         words = {choice.kind.power_mode: choice.words for choice in answers.update()[0]["d1"]}
         assert words[mode] == line(decision)
         assert words["15W"].startswith("m b1: ship: custom")
@@ -81,9 +81,9 @@ def test_what_is_not_told_apart_is_inconclusive_and_what_has_no_check_does_not_s
     for variant, median_ms in (("eager", 9.0), ("custom", 5.0)):
         alone = [ProcessResult(status="ok", timing=timing(median_ms))]
         measured(store, "s1", variant, median_ms, device="d3", processes=alone)
-    found, _ = Answers(store, Changes(store)).update()
-    assert [found[name][0].outcome for name in ("d1", "d2", "d3")] == ["inconclusive", "nothing", "fastest"]
-    cell = matrix(found["d3"], ["d3"], by_kind=False).cells.popitem()[1]
+    by_device, _ = Answers(store, Changes(store)).update()
+    assert [by_device[name][0].outcome for name in ("d1", "d2", "d3")] == ["inconclusive", "nothing", "fastest"]
+    cell = matrix(by_device["d3"], ["d3"], by_kind=False).cells.popitem()[1]
     assert home.lines(cell)[0] == ("fastest, one process", "soft", "")
 
 
@@ -92,8 +92,8 @@ def test_of_records_that_are_too_large_together_the_newest_count_and_no_other_bo
         case, missing = Case(model=f"m{number}"), {"notes": "x" * (RECORDS_BYTES // 5)}
         measured(store, f"s{number}", "eager", 5.0, at_s=NOW_S + number, case=case, missing=missing)
     measured(store, "s1", "eager", 5.0, device="d2")
-    found, _ = Answers(store, Changes(store)).newest()
-    assert [one.case.model for one in found] == ["m9", "m8", "m7", "m6", "m"]
+    records, _ = Answers(store, Changes(store)).newest()
+    assert [record.case.model for record in records] == ["m9", "m8", "m7", "m6", "m"]
     assert "d1: left out 6 records" in caplog.text
 
 
@@ -120,9 +120,9 @@ def test_a_board_with_times_that_no_machine_measures_costs_no_other_board(store)
         measured(store, "s2", "eager", 1 / time_ms, device=device, at_s=NOW_S + 1, **of_setup("new"))
         measured(store, "s2", "fp16", time_ms, device=device, at_s=NOW_S + 1, **of_setup("new"))
     changes = Changes(store)
-    found, left = Answers(store, changes).update()
-    assert (sorted(found), left) == (["d1", "d2"], 0)
-    assert [found[name][0].variant for name in ("d1", "d2")] == ["eager-fp16", "eager"]
+    by_device, left = Answers(store, changes).update()
+    assert (sorted(by_device), left) == (["d1", "d2"], 0)
+    assert [by_device[name][0].variant for name in ("d1", "d2")] == ["eager-fp16", "eager"]
     assert [change.verdict.answer for change in changes.update("setup")[0]] == ["slower", "faster"]
 
 
@@ -136,15 +136,15 @@ def test_a_board_that_cannot_be_read_is_left_out_and_logged_and_a_database_that_
             raise failure
         return board.device_id
 
-    kept = BoardCache(store, read)
+    cache = BoardCache(store, read)
     with pytest.raises(OperationalError):
-        kept.update()
+        cache.update()
     del failures["d3"]
-    assert kept.update()[:2] == ({"d1": "d1", "d3": "d3"}, 0)
+    assert cache.update()[:2] == ({"d1": "d1", "d3": "d3"}, 0)
     assert "ZeroDivisionError: a bug" in caplog.text
     failures.clear()
     measured(store, "s2", "eager", 5.0, device="d2", at_s=NOW_S + 1)
-    assert kept.update()[0].keys() == {"d1", "d2", "d3"}
+    assert cache.update()[0].keys() == {"d1", "d2", "d3"}
 
 
 def test_a_change_is_against_the_setup_before_with_its_interval_and_cause(store):
@@ -163,8 +163,8 @@ def test_a_change_is_against_the_setup_before_with_its_interval_and_cause(store)
     assert change.verdict.interval.low < change.verdict.effect < change.verdict.interval.high
     assert change.verdict.effect == pytest.approx(0.1, rel=1e-2)
     cell = matrix([choice], ["d1"], by_kind=False).cells.popitem()[1]
-    shown, look, target = home.lines(cell)[-1]
-    assert (shown[:8], shown[-6:], look, target) == (
+    text, look, target = home.lines(cell)[-1]
+    assert (text[:8], text[-6:], look, target) == (
         "▲ +10.0 ",
         "slower",
         "change bad",
@@ -177,9 +177,9 @@ def test_boards_of_one_kind_are_counted_by_what_they_choose(store):
         times_ms = (9.0, 5.0) if number else (5.0, 9.0)
         for variant, median_ms in zip(("eager", "custom"), times_ms, strict=True):
             measured(store, "s1", variant, median_ms + number / 10, device=f"d{number}")
-    found, _ = Answers(store, Changes(store)).update()
-    shown = matrix([choice for of_board in found.values() for choice in of_board], [], by_kind=True)
-    (cell,) = shown.cells.values()
+    by_device, _ = Answers(store, Changes(store)).update()
+    grid = matrix([choice for of_board in by_device.values() for choice in of_board], [], by_kind=True)
+    (cell,) = grid.cells.values()
     assert (cell.lead.variant, cell.agreeing, cell.boards, cell.range_ms) == ("custom", 4, 5, (5.1, 5.4))
     assert cell.others == ("1 eager",)
     assert cell.device_ids == {f"d{number}" for number in range(5)}
@@ -197,8 +197,8 @@ def test_each_board_is_in_one_condition_the_worst_first(store):
     measured(store, "s1", "eager", 5.0, device="bad")
     measured(store, "s1", "fp16", 5.0, device="bad", check=WRONG)
     say(store, "ill", "health", {"problem": "disk full"})
-    found = boards(store, Answers(store, Changes(store)).update()[0], NOW_S)
-    assert [(board.device.device_id, board.condition) for board in found] == [
+    fleet = boards(store, Answers(store, Changes(store)).update()[0], NOW_S)
+    assert [(board.device.device_id, board.condition) for board in fleet] == [
         ("slow", "slower"),
         ("gone", "silent"),
         ("hot", "throttled"),
@@ -206,10 +206,10 @@ def test_each_board_is_in_one_condition_the_worst_first(store):
         ("ill", "problem"),
         ("fine", "fine"),
     ]
-    assert [board.detail for board in found[:4:3]] == ["c: 2 ms against 1 ms", "m b1: eager-fp16"]
+    assert [board.detail for board in fleet[:4:3]] == ["c: 2 ms against 1 ms", "m b1: eager-fp16"]
     assert "no status" not in TROUBLES
-    assert list(counts(found)) == ["fine", "slower", "silent", "throttled", "failed check", "problem"]
-    assert [len([board for board in found if matches(board.device, text)]) for text in ("HALL", "tag-hot", "none")] == [
+    assert list(counts(fleet)) == ["fine", "slower", "silent", "throttled", "failed check", "problem"]
+    assert [len([board for board in fleet if matches(board.device, text)]) for text in ("HALL", "tag-hot", "none")] == [
         6,
         1,
         0,

@@ -42,9 +42,9 @@ def runs(store, name, days, median_ms, environment, **fields):
 
 
 def changed(store, since):
-    found, left = Changes(store).update(since)
+    changes, left = Changes(store).update(since)
     assert left == 0
-    return {(one.device_id, one.case_id): one for one in found}
+    return {(change.device_id, change.case_id): change for change in changes}
 
 
 def test_an_update_s_change_has_an_interval_and_no_separable_cause(store):
@@ -83,17 +83,17 @@ def test_each_kind_of_update_compares_with_the_last_setup_before_it(store):
     runs(store, "a", range(2), 10.0, environment("e0", device="cuda", **facts))
     for number, (name, value, benchd) in enumerate(steps, 1):
         facts |= {name: value}
-        here = environment(f"e{number}", device="cuda", **facts)
-        runs(store, f"b{number}", range(2 * number, 2 * number + 2), 10.0 + number, here, benchd=benchd)
+        setup = environment(f"e{number}", device="cuda", **facts)
+        runs(store, f"b{number}", range(2 * number, 2 * number + 2), 10.0 + number, setup, benchd=benchd)
     before_ms = {since: change.pair.medians_ms[0] for since in UPDATES for change in changed(store, since).values()}
-    found = {since: round(value) for since, value in before_ms.items()}
-    assert found == {"jetpack": 10, "driver": 11, "benchd": 12, "setup": 13, "fingerprint": 13}
+    rounded_ms = {since: round(value) for since, value in before_ms.items()}
+    assert rounded_ms == {"jetpack": 10, "driver": 11, "benchd": 12, "setup": 13, "fingerprint": 13}
 
 
 def test_in_one_setup_a_date_separates_runs_and_across_it_the_setups_of_both_sides(store):
-    here = environment("e1")
-    runs(store, "a", range(3), 10.0, here)
-    runs(store, "b", range(5, 8), 12.0, here)
+    setup = environment("e1")
+    runs(store, "a", range(3), 10.0, setup)
+    runs(store, "b", range(5, 8), 12.0, setup)
     (change,) = changed(store, "2026-03-04").values()
     assert (change.verdict.answer, change.is_across, change.differences, change.separating) == ("slower", False, (), "")
     measured(store, "c", 8, 14.0, environment("e2", l4t="1"))
@@ -131,10 +131,10 @@ def test_a_case_that_ends_before_its_worker_reports_is_no_update(store):
 
 
 def test_an_update_of_benchd_alone_is_separable_by_measuring_both_here(store):
-    here = environment("e1")
-    runs(store, "a", range(3), 10.0, here, model=MODEL)
+    setup = environment("e1")
+    runs(store, "a", range(3), 10.0, setup, model=MODEL)
     newer = msgspec.structs.replace(MODEL, read={"benchd": "new"})
-    runs(store, "b", range(3, 6), 9.0, here, benchd="0.2", model=newer, case=Case(model="m"))
+    runs(store, "b", range(3, 6), 9.0, setup, benchd="0.2", model=newer, case=Case(model="m"))
     (change,) = changed(store, "setup").values()
     assert (change.verdict.answer, change.differences) == ("faster", ("benchd 0.1 → 0.2",))
     assert change.separating.startswith("benchd compare --live m,eager,b1")
@@ -145,17 +145,17 @@ def test_verdicts_are_corrected_for_all_changes_in_the_fleet(store):
         for side, (days, median_ms) in enumerate(((range(3), 10.0), (range(3, 6), 10.0 if number else 10.3))):
             for day in days:
                 noise = 0.08 * ((7 * number + 3 * day) % 5 - 2) / 2
-                name, here = f"{number}-{day}", environment(f"e{side}", l4t=str(side))
-                measured(store, name, day, median_ms + noise, here, device=f"d{number}")
+                name, setup = f"{number}-{day}", environment(f"e{side}", l4t=str(side))
+                measured(store, name, day, median_ms + noise, setup, device=f"d{number}")
     changes = Changes(store)
     for _ in range(50):
-        found, left = changes.update("setup")
+        results, left = changes.update("setup")
         if not left:
             break
-    assert len(found) == 10
-    alone = [change.pair.effect.interval(0.95) for change in found]
+    assert len(results) == 10
+    alone = [change.pair.effect.interval(0.95) for change in results]
     assert all(
         change.verdict.interval.low <= own.low and change.verdict.interval.high >= own.high
-        for change, own in zip(found, alone, strict=True)
+        for change, own in zip(results, alone, strict=True)
     )
-    assert not any(change.verdict.answer in ("slower", "faster") for change in found if change.device_id != "d0")
+    assert not any(change.verdict.answer in ("slower", "faster") for change in results if change.device_id != "d0")

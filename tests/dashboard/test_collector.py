@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 from waiting import WAIT_S, wait_for
 
 from benchd.daemon.delivery.broker import parse_url
-from benchd.daemon.delivery.connection import Arrived
+from benchd.daemon.delivery.connection import IncomingMessage
 from benchd.daemon.delivery.delivery import Delivery
 from benchd.daemon.delivery.log import Log
 from benchd.daemon.delivery.topics import Topics
@@ -34,8 +34,8 @@ SETTINGS = (
 @pytest.fixture
 def broker(tmp_path):
     """A broker of the test's own: sessions of collectors outlive them."""
-    with running_broker(tmp_path, SETTINGS.format(tmp_path)) as found:
-        yield found
+    with running_broker(tmp_path, SETTINGS.format(tmp_path)) as running:
+        yield running
 
 
 @pytest.fixture
@@ -98,9 +98,9 @@ def test_a_second_dashboard_gets_everything_even_with_the_same_name(broker, tmp_
 
 def test_messages_unreadable_to_an_earlier_version_are_read_again(broker, url):
     topic = Topics("d1").result("r1")
-    held = [Arrived(topic, encode(made(device_id="d1")), 5.0), Arrived(topic, b"{", 6.0)]
+    arrivals = [IncomingMessage(topic, encode(made(device_id="d1")), 5.0), IncomingMessage(topic, b"{", 6.0)]
     with closing(Store(url)) as store:
-        rows = [quarantined(one, "record of a later schema") for one in held]
+        rows = [quarantined(arrival, "record of a later schema") for arrival in arrivals]
         store.add(row._replace(values=row.values | {"reader": "0.0"}) for row in rows)
         with collecting(broker.url, url):
             pass
@@ -111,7 +111,7 @@ def test_messages_unreadable_to_an_earlier_version_are_read_again(broker, url):
 
 def test_a_message_rejected_by_the_database_affects_no_other_and_counts_once_for_its_board(url, monkeypatch):
     bodies = {run_id: encode(made(run_id=run_id, device_id="b")) for run_id in ("r0", "r1", "r2", "r3")}
-    arrived = [Arrived(Topics("b").result(run_id), body, 0.0) for run_id, body in bodies.items()]
+    arrived = [IncomingMessage(Topics("b").result(run_id), body, 0.0) for run_id, body in bodies.items()]
     monkeypatch.setattr(collector, "DAY_BYTES", sum(map(len, bodies.values())))
     with closing(Store(url)) as store:
         with store._writing() as connection:
@@ -130,8 +130,8 @@ def test_an_unforeseen_exception_affects_only_one_message(url, monkeypatch):
 
     monkeypatch.setitem(messages._READERS, "event", fail)
     arrived = [
-        Arrived("benchd/v1/d1/event", b"{}", 0.0),
-        Arrived(Topics("d1").result("r1"), encode(made(device_id="d1")), 0.0),
+        IncomingMessage("benchd/v1/d1/event", b"{}", 0.0),
+        IncomingMessage(Topics("d1").result("r1"), encode(made(device_id="d1")), 0.0),
     ]
     with closing(Store(url)) as store:
         Collector(store, parse_url("mqtt://b"), "site")._keep(arrived)
@@ -143,20 +143,22 @@ def test_a_board_that_publishes_endlessly_fills_only_its_share_of_the_database(u
     """What is not stored has not arrived: the board is asked for it the next day."""
     monkeypatch.setattr(collector, "DAY_BYTES", 400_000)
     with closing(Store(url)) as store:
-        kept = Collector(store, parse_url("mqtt://b"), "site")
+        own_collector = Collector(store, parse_url("mqtt://b"), "site")
         for seq in range(1, 101):
             for device, filling in (("greedy", "x" * 4000), ("orin", "x")):
                 body = encode(made(run_id=f"r{seq}", device_id=device, status="failed", reason=filling))
-                kept._keep([Arrived(Topics(device).result(f"r{seq}"), numbered(seq, body), 0.0)])
+                own_collector._keep([IncomingMessage(Topics(device).result(f"r{seq}"), numbered(seq, body), 0.0)])
         greedy = 400_000 // (len(numbered(100, body)) + 4001)
         for table in ("result", "span"):
             column = store.tables[table].c.device_id
-            found = store.read(select(column, func.count()).group_by(column))
-            assert sorted(map(tuple, found)) == [("greedy", pytest.approx(greedy, abs=1)), ("orin", 100)]
+            counts = store.read(select(column, func.count()).group_by(column))
+            assert sorted(map(tuple, counts)) == [("greedy", pytest.approx(greedy, abs=1)), ("orin", 100)]
         ((topic, reason),) = store.read(select(*(store.tables["quarantine"].c[name] for name in ("topic", "reason"))))
         assert (topic, reason[:10]) == ("benchd/v1/greedy", "more than ")
-        kept._day_ends = 0.0
-        kept._keep([Arrived(Topics("greedy").result("next"), encode(made(run_id="next", device_id="greedy")), 0.0)])
+        own_collector._day_ends = 0.0
+        own_collector._keep(
+            [IncomingMessage(Topics("greedy").result("next"), encode(made(run_id="next", device_id="greedy")), 0.0)]
+        )
         assert (
             value(store, select(store.tables["result"].c.run_id).order_by(store.tables["result"].c.id.desc())) == "next"
         )
@@ -187,9 +189,9 @@ def test_a_killed_collector_neither_loses_nor_duplicates_results(broker, url, tm
 def test_two_collectors_share_the_work_and_the_death_of_one_loses_nothing(broker, empty_postgres, tmp_path):
     total, url = 400, empty_postgres
     with closing(Store(url)) as store:
-        with collecting(broker.url, url, "one") as one, collecting(broker.url, url, "two"):
+        with collecting(broker.url, url, "one") as first, collecting(broker.url, url, "two"):
             publish(broker.url, tmp_path, range(total // 2))
-            one.kill()
+            first.kill()
             publish(broker.url, tmp_path, range(total // 2, total))
         assert count(store, "result") < total  # the broker keeps the share of the dead one
         with collecting(broker.url, url, "one"), collecting(broker.url, url, "two"):
@@ -218,14 +220,14 @@ def test_setting_the_clock_neither_expires_data_nor_silences_the_collector(broke
     wall, uptime, year_s = time.time, time.monotonic, 365 * 86400.0
     to = parse_url(broker.url)
     with closing(Store(url)) as store, closing(Feed(to, "collector", 0)) as feed:
-        kept = Collector(store, to, "site")
-        store.add(messages.rows(Arrived("benchd/v1/d1/event", b'{"event":"a"}', wall())))
+        own_collector = Collector(store, to, "site")
+        store.add(messages.rows(IncomingMessage("benchd/v1/d1/event", b'{"event":"a"}', wall())))
         seen_s = select(store.tables["collector"].c.seen_s)
         # set ahead, set back, set ahead for good and then left alone for two days
         for hours, set_s, events in ((0, 0, 1), (1, year_s, 1), (2, -year_s, 1), (3, year_s, 1), (51, year_s, 0)):
             monkeypatch.setattr(time, "monotonic", lambda hours=hours: uptime() + 3600 * hours)
             monkeypatch.setattr(time, "time", lambda hours=hours, set_s=set_s: wall() + 3600 * hours + set_s)
-            kept._keep_house(feed)
+            own_collector._keep_house(feed)
             assert count(store, "event") == events
             assert abs(value(store, seen_s) - time.time()) < 60
 

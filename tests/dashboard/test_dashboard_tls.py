@@ -60,12 +60,12 @@ def collecting(folder, broker, database):
 def test_a_collector_takes_results_over_tls_with_a_certificate_and_a_password_file(trusted, tmp_path):
     database = f"sqlite:///{tmp_path}/dashboard.db"
     with closing(Store(database)) as store:
-        found = store.tables["collector"].c.problem, store.tables["result"].c.run_id
+        columns = store.tables["collector"].c.problem, store.tables["result"].c.run_id
         with collecting(tmp_path, trusted, database):
             wait_for(lambda: value(store, select(store.tables["collector"].c.name)) == "site")
             publish_to(trusted, tmp_path, [1])
-            wait_for(lambda: value(store, select(found[1])) == "r1")
-        assert value(store, select(found[0])) is None
+            wait_for(lambda: value(store, select(columns[1])) == "r1")
+        assert value(store, select(columns[0])) is None
 
 
 def test_a_page_asks_over_tls_and_says_why_it_cannot(trusted, monkeypatch):

@@ -35,17 +35,17 @@ def stories():
 
 def test_every_record_says_that_it_is_simulated(stories):
     for _, records in stories:
-        assert {one.case_id for one in records} == {case.case_id for case in CASES}
-        for one in records:
-            assert SIMULATED in one.device_id
-            assert SIMULATED in one.flags
-            assert SIMULATED in one.energy.scope
-            assert SIMULATED in one.environment.gpu
+        assert {record.case_id for record in records} == {case.case_id for case in CASES}
+        for record in records:
+            assert SIMULATED in record.device_id
+            assert SIMULATED in record.flags
+            assert SIMULATED in record.energy.scope
+            assert SIMULATED in record.environment.gpu
 
 
 def test_the_updated_board_gets_its_verdict_and_the_others_theirs(stories, tmp_path):
     with closing(Store(f"sqlite:///{tmp_path}/d.db")) as store:
-        add(store, *(result(one, time.time()) for _, records in stories for one in records))
+        add(store, *(result(record, time.time()) for _, records in stories for record in records))
         answers, left = Answers(store, Changes(store)), 1
         while left:
             choices, left = answers.update()
@@ -56,15 +56,18 @@ def test_the_updated_board_gets_its_verdict_and_the_others_theirs(stories, tmp_p
     assert changes.pop("Orin AGX 2") == {"slower"}
     assert changes.pop("Orin AGX 1") == changes.pop("Orin Nano 1") == {"same"}
     assert set().union(*changes.values()) == {None}
-    failed = {device.name: [name for one in choices[device.device_id] for name in one.failed] for device in DEVICES}
-    assert {name: found for name, found in failed.items() if found} == {"Orin Nano 2": ["tensorrt-fp16"]}
+    failed = {
+        device.name: [name for board_choice in choices[device.device_id] for name in board_choice.failed]
+        for device in DEVICES
+    }
+    assert {name: variants for name, variants in failed.items() if variants} == {"Orin Nano 2": ["tensorrt-fp16"]}
     assert 0 < UPDATE_TICK < TICKS
 
 
 def test_boards_say_what_the_documented_topics_allow():
-    said = [message for device in DEVICES for message in published(SimulatedBoard(device))]
+    messages = [message for device in DEVICES for message in published(SimulatedBoard(device))]
     described = Document()
-    kinds = {described.validate(message.topic, message.body) for message in said}
+    kinds = {described.validate(message.topic, message.body) for message in messages}
     assert kinds == {"status", "info", "health", "telemetry", "result", "event"}
 
 
@@ -77,7 +80,7 @@ def test_a_machine_that_is_being_measured_is_waited_for_and_that_is_said_once(tm
     waits = "import signal, sys; '--wait' in sys.argv and print('waiting: for another', flush=True); signal.pause()"
     monkeypatch.setattr(start, "BENCH_ONCE", waits)
     err = io.StringIO()
-    with closing(start._ThisMachine(tmp_path, err)) as here:
-        wait_for(lambda: [*here.messages()] or err.getvalue())
-        assert [*here.messages()] == []
+    with closing(start._ThisMachine(tmp_path, err)) as machine:
+        wait_for(lambda: [*machine.messages()] or err.getvalue())
+        assert [*machine.messages()] == []
     assert err.getvalue() == "benchd demo: waiting: for another\n"

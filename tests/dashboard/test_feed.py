@@ -12,7 +12,7 @@ from links import linked
 from proxy import forward, proxying, refuse_5, share_nothing
 from waiting import WAIT_S, wait_for
 
-from benchd.daemon.delivery.broker import Ended, parse_url
+from benchd.daemon.delivery.broker import ConnectionEnded, parse_url
 from benchd.daemon.delivery.commands import Command, Gate
 from benchd.daemon.delivery.connection import connect
 from benchd.daemon.delivery.topics import Topics
@@ -40,7 +40,7 @@ def heard(feed, topics, last):
     while topics.result(last) not in sizes:
         arrived = feed.batch(WAIT_S)
         feed.acknowledge(arrived)
-        sizes |= {one.topic: len(one.body) for one in arrived if one.topic.startswith(topics.root)}
+        sizes |= {message.topic: len(message.body) for message in arrived if message.topic.startswith(topics.root)}
     return [sizes[topic] for topic in sorted(sizes)]
 
 
@@ -67,24 +67,24 @@ def test_what_is_too_large_is_bounded_and_the_feed_goes_on(mosquitto, topics, sa
 def test_without_shared_subscriptions_each_collector_gets_everything(mosquitto, topics, say, fault):
     with (
         proxying(mosquitto, fault) as proxy,
-        closing(Feed(parse_url(proxy.url), topics.device_id, 60, topics.device_id)) as one,
-        closing(Feed(parse_url(proxy.url), f"{topics.device_id}-2", 60, topics.device_id)) as other,
+        closing(Feed(parse_url(proxy.url), topics.device_id, 60, topics.device_id)) as first,
+        closing(Feed(parse_url(proxy.url), f"{topics.device_id}-2", 60, topics.device_id)) as second,
     ):
         say("r1", b"{}")
-        assert heard(one, topics, "r1") == heard(other, topics, "r1") == [2]
+        assert heard(first, topics, "r1") == heard(second, topics, "r1") == [2]
 
 
 def test_a_group_splits_the_work_and_takes_nothing_from_another(mosquitto, topics, say):
     def feed(name, group):
         return closing(Feed(parse_url(mosquitto.url), f"{topics.device_id}-{name}", 60, f"{topics.device_id}{group}"))
 
-    with feed("one", "a") as one, feed("two", "a") as two, feed("guest", "b") as guest:
+    with feed("one", "a") as first, feed("two", "a") as second, feed("guest", "b") as guest:
         for number in range(10):
             say(f"r{number}", b"{}")
         assert len(heard(guest, topics, "r9")) == 10
         shared = []
         while len(shared) < 10:
-            for each in (one, two):
+            for each in (first, second):
                 arrived = each.batch(0.1)
                 each.acknowledge(arrived)
                 shared += [message.topic for message in arrived if message.topic.startswith(f"{topics.root}result")]
@@ -111,7 +111,10 @@ def test_a_broker_that_sends_one_message_at_a_time_is_not_made_to_wait(topics, t
 
 def test_what_the_broker_never_takes_is_the_reason(topics, tmp_path):
     with running_broker(tmp_path, "allow_anonymous true\nmax_packet_size 200") as broker:
-        with closing(Feed(parse_url(broker.url), "c", 0)) as feed, pytest.raises(Ended, match="packets of at most 200"):
+        with (
+            closing(Feed(parse_url(broker.url), "c", 0)) as feed,
+            pytest.raises(ConnectionEnded, match="packets of at most 200"),
+        ):
             feed.publish(topics.command("replay"), b"x" * 200)
         assert "packets of at most 200" in run_suite(parse_url(broker.url), topics.device_id, "x" * 200).reason
 
@@ -124,9 +127,9 @@ def test_a_device_is_asked_and_answers(mosquitto, topics, tmp_path, fault):
         ThreadPoolExecutor(1) as pool,
     ):
         wait_for(lambda: link.state.connected)
-        asked = pool.submit(run_suite, parse_url(proxy.url), topics.device_id, "nightly", WAIT_S)
+        future = pool.submit(run_suite, parse_url(proxy.url), topics.device_id, "nightly", WAIT_S)
         assert wake.recv(1)
         command = Gate(topics).take(link.state.commands.popleft(), 0.0, time.time())
         assert isinstance(command, Command)
         link.answer(command.answer_to, b'{"accepted":true}', command.correlation)
-        assert asked.result(WAIT_S).accepted
+        assert future.result(WAIT_S).accepted

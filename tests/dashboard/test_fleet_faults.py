@@ -30,13 +30,13 @@ DEVICES, RESULTS = 300, 10
 def collecting(broker, url, *names):
     """Yield the processes of these collectors, which may wait for their database."""
     with ExitStack() as stack:
-        found = []
+        processes = []
         for name in names:
             options = ["--only", "collector", "--collector", name, "--mqtt", broker.url, "--database", url]
             command = [sys.executable, "-m", "benchd.daemon.cli", "dashboard", *options]
-            found.append(stack.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE, text=True)))
-            stack.callback(found[-1].kill)
-        yield found
+            processes.append(stack.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE, text=True)))
+            stack.callback(processes[-1].kill)
+        yield processes
 
 
 def publish(broker, devices, numbers):

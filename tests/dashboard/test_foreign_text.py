@@ -21,7 +21,7 @@ REPLACED = "\N{REPLACEMENT CHARACTER}"
 @pytest.fixture
 def store(tmp_path):
     record = made(run_id="r1", device_id="d1", suite_id=f"s{STEERING}", status="failed", reason=f"a{STEERING}b")
-    said = {
+    bodies = {
         "result/r1": record,
         "info": {"name": f"board{STEERING}", "site": STEERING, "tags": [STEERING]},
         "health": {"activity": f"idle{STEERING}", "problem": STEERING},
@@ -30,9 +30,9 @@ def store(tmp_path):
         "telemetry": {"samples": [[1, f"temp_c{STEERING}", 1.0, "fake"]]},
         f"latest/c{STEERING}": {"case_id": "c", "verdict": "slower"},
     }
-    said = {kind: body if isinstance(body, Record) else msgspec.json.encode(body) for kind, body in said.items()}
+    bodies = {kind: body if isinstance(body, Record) else msgspec.json.encode(body) for kind, body in bodies.items()}
     with closing(Store(f"sqlite:///{tmp_path}/dashboard.db")) as store:
-        add(store, *(message("d1", kind, body, 1_790_000_000.0) for kind, body in said.items()))
+        add(store, *(message("d1", kind, body, 1_790_000_000.0) for kind, body in bodies.items()))
         yield store
         assert queries.body(store, record.key) == encode(record)  # what is downloaded is what was measured
 
@@ -48,8 +48,8 @@ def test_characters_that_steer_a_terminal_or_turn_text_around_are_replaced_where
     assert stored["telemetry"]
     assert stored["event"]
     assert {row["kind"] for row in stored["document"]} > {"info", f"latest/c{4 * REPLACED}"}
-    shown = repr([stored, queries.record(store, "d1:r1")])
-    assert_plain(shown)
+    text = repr([stored, queries.record(store, "d1:r1")])
+    assert_plain(text)
 
 
 def test_characters_that_turn_text_around_are_replaced_in_what_the_boards_choose(store):
@@ -64,8 +64,8 @@ def test_characters_that_turn_text_around_are_replaced_in_what_the_boards_choose
 
 def test_a_result_with_such_characters_in_its_run_id_is_kept_apart():
     run_id = f"r{STEERING}"
-    found = rows(result(made(run_id=run_id, device_id="d1"), 1.0))
-    assert [row.table for row in found] == ["quarantine"]
+    stored_rows = rows(result(made(run_id=run_id, device_id="d1"), 1.0))
+    assert [row.table for row in stored_rows] == ["quarantine"]
 
 
 def assert_plain(shown):
@@ -77,5 +77,5 @@ def assert_plain(shown):
 @pytest.mark.parametrize(("given", "page"), [(10**20, limits.LAST_PAGE), (-(10**20), 1), (0, 1), (7, 7)])
 def test_a_page_beyond_all_pages_is_a_page_that_the_database_can_be_asked_for(store, given, page):
     assert limits.page(given) == page
-    found = queries.results(store, queries.Filter(), "measured", True, (limits.page(given) - 1) * 100, 100)
-    assert len(found.results) == (page == 1)
+    listing = queries.results(store, queries.Filter(), "measured", True, (limits.page(given) - 1) * 100, 100)
+    assert len(listing.results) == (page == 1)

@@ -17,7 +17,7 @@ from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.commands import ReplayParameters
 from benchd.daemon.records import encode
 from benchd.dashboard import collector, queries
-from benchd.dashboard.messages import Row, rows
+from benchd.dashboard.messages import TableRow, rows
 from benchd.dashboard.metrics import Fleet
 from benchd.dashboard.store import LOGS, Store
 from tests.soak.board import Board
@@ -44,8 +44,8 @@ def collecting(broker, url, monkeypatch):
 
 
 def missing(store):
-    (found,) = [family for family in Fleet(store, 0.0).collect() if family.name == "benchd_results_missing"]
-    return {sample.labels["device_id"]: sample.value for sample in found.samples}
+    (gauge,) = [family for family in Fleet(store, 0.0).collect() if family.name == "benchd_results_missing"]
+    return {sample.labels["device_id"]: sample.value for sample in gauge.samples}
 
 
 def test_messages_sent_before_the_collector_or_lost_by_the_broker_are_requested_and_stored(tmp_path, url, monkeypatch):
@@ -76,7 +76,9 @@ def health(first=1, last=9, **more):
 
 
 def arrived(device_id, log, *numbers):
-    return [Row("span", {"device_id": device_id, "log": log, "first": number, "last": number}) for number in numbers]
+    return [
+        TableRow("span", {"device_id": device_id, "log": log, "first": number, "last": number}) for number in numbers
+    ]
 
 
 def gaps(store, **more):
@@ -128,32 +130,32 @@ def test_of_the_logs_that_a_device_makes_up_the_last_ones_stay(url):
             store.add(arrived("d1", f"s{number:03}", 1, 3) + arrived("d2", "old", 1))
             store.tidy(2.0 + number)
         span = store.tables["span"]
-        kept = {(row.device_id, row.log) for row in store.read(span.select())}
-        assert kept == {("d2", "old"), *(("d1", f"s{number:03}") for number in range(LOGS, 2 * LOGS))}
+        logs = {(row.device_id, row.log) for row in store.read(span.select())}
+        assert logs == {("d2", "old"), *(("d1", f"s{number:03}") for number in range(LOGS, 2 * LOGS))}
 
 
 def test_each_device_is_asked_for_the_range_of_its_gaps_up_to_a_bound_less_and_less_often(tmp_path):
     class Said:
         def publish(self, topic, body, **options):
             given = msgspec.json.decode(body, type=ReplayParameters)
-            asked.append((topic.split("/")[2], given.log, given.first, given.last))
+            requests.append((topic.split("/")[2], given.log, given.first, given.last))
 
-    asked = []
+    requests = []
     with closing(Store(f"sqlite:///{tmp_path}/dashboard.db")) as store:
         for device in ("d1", "d2"):
-            told = {"log": LOG, "last_seq": 20_000 if device == "d2" else 6}
-            add(store, message(device, "health", told, 1.0), message(device, "status", ONLINE, 1.0))
+            health_body = {"log": LOG, "last_seq": 20_000 if device == "d2" else 6}
+            add(store, message(device, "health", health_body, 1.0), message(device, "status", ONLINE, 1.0))
         store.add(arrived("d1", LOG, 1, 3, 5))
         asking = collector.Collector(store, parse_url("mqtt://b"), "site")
         first_s = collector.ASK_FIRST_S
         for now_s in (0.0, first_s, first_s + 1.0):
             asking._ask_for_missing(Said(), now_s)
-        assert asked == [
+        assert requests == [
             ("d1", LOG, 2, 6),
             ("d2", LOG, 1, collector.ASK_LINES),
         ]
-        asked.clear()
-        times_s = [step for step in range(int(first_s), int(40 * first_s)) if asks_once(asking, step, asked, Said())]
+        requests.clear()
+        times_s = [step for step in range(int(first_s), int(40 * first_s)) if asks_once(asking, step, requests, Said())]
         between_s = [later - earlier for earlier, later in pairwise(times_s)]
         assert between_s == sorted(between_s)
         assert between_s[-1] > between_s[0]

@@ -15,7 +15,7 @@ from test_collector import SETTINGS, count, publish
 from test_pages import serving
 from waiting import WAIT_S, wait_for
 
-from benchd.daemon.delivery.connection import Arrived
+from benchd.daemon.delivery.connection import IncomingMessage
 from benchd.daemon.records import Case
 from benchd.dashboard.limits import BYTES, SHOWN
 from benchd.dashboard.messages import rows
@@ -65,7 +65,7 @@ def of_many_cases():
         environment = RESULT["environment"] | {"fingerprint": setup, "versions": dict.fromkeys(MANY, setup)}
         result = msgspec.to_builtins(made(device_id="many", run_id=f"n{number}", case=case))
         body = json.dumps(result | {"environment": environment, "missing": dict.fromkeys(MANY, "")}).encode()
-        yield Arrived(f"benchd/v1/many/result/n{number}", body, time.time() + number)
+        yield IncomingMessage(f"benchd/v1/many/result/n{number}", body, time.time() + number)
 
 
 def say(broker, kind, body):
@@ -83,8 +83,8 @@ def most_bytes(process):
 def test_messages_of_any_size_do_not_affect_pages_memory_or_other_results(tmp_path):
     url = f"sqlite:///{tmp_path}/dashboard.db"
     with running_broker(tmp_path, SETTINGS.format(tmp_path)) as broker, closing(Store(url)) as store:
-        for one in of_many_cases():
-            store.add(rows(one))
+        for message in of_many_cases():
+            store.add(rows(message))
         assert count(store, "result") == 2 * SHOWN
         with serving(broker.url, url) as (port, process), running_browser() as browser:
             wait_for(lambda: metric(port, "up") == 1.0)

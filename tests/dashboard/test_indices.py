@@ -10,7 +10,7 @@ from records_made import ENVIRONMENT, made
 
 from benchd.dashboard import queries
 from benchd.dashboard.limits import SHOWN
-from benchd.dashboard.messages import Row, flat
+from benchd.dashboard.messages import TableRow, flat
 from benchd.dashboard.store import KEEP_S, Store
 from tests.soak.page_queries import asked, noted
 
@@ -19,11 +19,11 @@ KNOWN = flat(made(device_id="d"), 0.0)
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    with closing(Store(f"sqlite:///{tmp_path_factory.mktemp('indices')}/d.db")) as found:
+    with closing(Store(f"sqlite:///{tmp_path_factory.mktemp('indices')}/d.db")) as database:
         for run_id, setup in (("r0", "old"), (KNOWN.run_id, "new")):
             environment = msgspec.structs.replace(ENVIRONMENT, fingerprint=setup)
-            add(found, result(made(device_id="d", run_id=run_id, environment=environment), time.time()))
-        yield found
+            add(database, result(made(device_id="d", run_id=run_id, environment=environment), time.time()))
+        yield database
 
 
 def plans(store, name):
@@ -36,13 +36,13 @@ def explained(store, name):
     with noted(store._engine) as statements:
         asked(store, KNOWN)[name]()
     with store.reading() as connection:
-        found = {
+        query_plans = {
             sql: connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", values).all()
             for sql, values, _ in statements
             if sql.startswith(("SELECT", "WITH"))
         }
-    assert found
-    return found
+    assert query_plans
+    return query_plans
 
 
 def planned(store, statements, text):
@@ -51,8 +51,11 @@ def planned(store, statements, text):
     with store.reading() as connection:
         connection.exec_driver_sql("ANALYZE")
         explain = "EXPLAIN" if is_postgres else "EXPLAIN QUERY PLAN"
-        wanted = (one for one in statements if text in one.sql)
-        return [str(connection.exec_driver_sql(f"{explain} {one.sql}", one.values).all()) for one in wanted]
+        wanted = (statement for statement in statements if text in statement.sql)
+        return [
+            str(connection.exec_driver_sql(f"{explain} {statement.sql}", statement.values).all())
+            for statement in wanted
+        ]
 
 
 @pytest.mark.parametrize("name", ["live", "sparklines"])
@@ -66,11 +69,11 @@ def test_old_telemetry_is_walked_to_along_an_index(store):
     """Once a minute, of millions, while nobody else may write."""
     with noted(store._engine) as statements:
         store.tidy(time.time())
-    thinned, expired = [one for one in statements if one.sql.startswith("DELETE FROM telemetry")]
+    thinned, expired = [statement for statement in statements if statement.sql.startswith("DELETE FROM telemetry")]
     with store.reading() as connection:
         steps = [
-            [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {one.sql}", one.values)]
-            for one in (thinned, expired)
+            [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement.sql}", statement.values)]
+            for statement in (thinned, expired)
         ]
     assert "INDEX telemetry_time (t_s>? AND t_s<?)" in steps[0][0]
     assert any("(device_id=? AND t_s>? AND t_s<?)" in step for step in steps[0]), steps
@@ -82,7 +85,8 @@ def test_the_last_events_of_a_device_and_the_expired_ones_are_walked_to_along_an
     with closing(Store(url)) as store:
         known = {"name": "a", "body": b'{"event":"a"}'}
         store.add(
-            Row("event", known | {"key": f"{n}", "device_id": f"d{n % 20}", "arrived_s": 60.0 * n}) for n in range(5000)
+            TableRow("event", known | {"key": f"{n}", "device_id": f"d{n % 20}", "arrived_s": 60.0 * n})
+            for n in range(5000)
         )
         with noted(store._engine) as statements:
             assert len(queries.marks(store, "d1", 0.0)) == SHOWN
@@ -98,7 +102,9 @@ def test_the_last_results_of_a_device_are_walked_to_along_an_index(url):
     with closing(Store(url)) as store:
         known = KNOWN._asdict()
         store.add(
-            Row("result", known | {"key": f"{n}", "device_id": f"d{n % 20}", "case_id": f"c{n % 7}", "measured_s": n})
+            TableRow(
+                "result", known | {"key": f"{n}", "device_id": f"d{n % 20}", "case_id": f"c{n % 7}", "measured_s": n}
+            )
             for n in range(5000)
         )
         with noted(store._engine) as statements:

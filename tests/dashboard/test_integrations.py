@@ -32,7 +32,7 @@ from benchd.daemon.service import homeassistant
 from benchd.daemon.verdicts.when import AHEAD_S
 from benchd.dashboard import metrics
 from benchd.dashboard.app import TOKEN_VARIABLE
-from benchd.dashboard.messages import Row
+from benchd.dashboard.messages import TableRow
 from benchd.dashboard.store import Store
 
 if sys.version_info >= (3, 11):
@@ -53,8 +53,8 @@ def broker(tmp_path):
     for user in ("d1", "collector"):
         subprocess.run([program("mosquitto_passwd"), "-b", str(passwords), user, user], check=True)
     settings = f"allow_anonymous false\npassword_file {passwords}\nacl_file {FILES / 'mosquitto.acl'}"
-    with running_broker(tmp_path, settings) as found:
-        yield found
+    with running_broker(tmp_path, settings) as running:
+        yield running
 
 
 def url_of(broker, user):
@@ -97,13 +97,13 @@ def fill(store, now_s):
     """Store what that fleet has said, one of its cases slower than its baseline."""
     add(store, *said(now_s))
     latest = {"device_id": "ill", "kind": "latest/vim_tiny", "body": b"{}", "arrived_s": now_s, "session": "s0"}
-    store.add([Row("document", latest | {"state": "slower"})])
+    store.add([TableRow("document", latest | {"state": "slower"})])
 
 
 def test_metrics_are_in_the_units_of_their_names_and_of_the_last_result(store):
     fill(store, NOW_S)
     text = generate_latest(metrics.Fleet(store, NOW_S + 1)).decode()
-    found = text.splitlines()
+    lines = text.splitlines()
     case = 'batch_size="1",case_id="vim_tiny,eager,b1",device_id="ill",model="vim_tiny",variant="eager"'
     for line in (
         'benchd_online{device_id="ill"} 1.0',
@@ -118,8 +118,8 @@ def test_metrics_are_in_the_units_of_their_names_and_of_the_last_result(store):
         f"benchd_case_check_passed{{{case}}} 0.0",
         'benchd_case_slower{case_id="vim_tiny",device_id="ill"} 1.0',
     ):
-        assert line in found
-    assert not any("gone" in line and "watts" in line for line in found)
+        assert line in lines
+    assert not any("gone" in line and "watts" in line for line in lines)
     assert r'model="a\"b\\c\n"' in text
     checked = subprocess.run(
         [program("promtool"), "check", "metrics"], input=text, capture_output=True, text=True, check=False
@@ -164,10 +164,12 @@ def ask(address, path, query):
 def queries_of_grafana():
     """Return what the dashboard asks for, its variables replaced by all there is, and what these take."""
     dashboard = json.loads((FILES / "grafana.json").read_text())
-    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     given = {"$device": ".*", "$model": ".*", "$__interval": "1m"}
-    labels = [found["query"] for found in dashboard["templating"]["list"] if found["type"] == "query"]
-    return [re.sub("|".join(map(re.escape, given)), lambda found: given[found[0]], expr) for expr in asked], labels
+    labels = [variable["query"] for variable in dashboard["templating"]["list"] if variable["type"] == "query"]
+    return [
+        re.sub("|".join(map(re.escape, given)), lambda match: given[match[0]], expr) for expr in expressions
+    ], labels
 
 
 def test_a_real_prometheus_finds_all_that_the_grafana_dashboard_asks_for(tmp_path):
@@ -190,7 +192,7 @@ def test_a_real_prometheus_finds_all_that_the_grafana_dashboard_asks_for(tmp_pat
 
 
 def alerts(asking):
-    return {found["labels"]["alertname"] for found in asking("alerts")["alerts"]}
+    return {alert["labels"]["alertname"] for alert in asking("alerts")["alerts"]}
 
 
 # in its abbreviations, and what a sensor and a binary sensor require
@@ -199,17 +201,17 @@ OPTIONAL_KEYS = {"device_class", "unit_of_measurement"}
 
 
 def test_home_assistant_is_told_of_entities_whose_templates_render():
-    found = msgspec.json.decode(homeassistant.discovery(Topics("d1"), Info(environment=ENVIRONMENT)))
-    (availability,) = found["avty"]
+    document = msgspec.json.decode(homeassistant.discovery(Topics("d1"), Info(environment=ENVIRONMENT)))
+    (availability,) = document["avty"]
     assert rendered(availability["value_template"], {"state": "online"}) == "online"  # what is available by default
-    for entity in found["cmps"].values():
+    for entity in document["cmps"].values():
         assert ENTITY_KEYS <= entity.keys() <= ENTITY_KEYS | OPTIONAL_KEYS
     health = {"pending": 3, "uptime_s": 1.5, "case_id": None, "problem": "degraded:disk"}
-    shown = {name: rendered(entity["value_template"], health) for name, entity in found["cmps"].items()}
+    states = {name: rendered(entity["value_template"], health) for name, entity in document["cmps"].items()}
     # "None" is how Home Assistant spells a sensor that knows nothing
     wanted = {"pending": "3", "uptime_s": "1.5", "case_id": "None", "problem": "ON"}
-    assert {name: shown[name] for name in wanted} == wanted
-    assert rendered(found["cmps"]["problem"]["value_template"], health | {"problem": None}) == "OFF"
+    assert {name: states[name] for name in wanted} == wanted
+    assert rendered(document["cmps"]["problem"]["value_template"], health | {"problem": None}) == "OFF"
 
 
 def rendered(template, value_json):

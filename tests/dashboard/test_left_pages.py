@@ -58,27 +58,27 @@ def _modules_stay():
 @pytest.fixture
 def store(tmp_path):
     now_s = time.time()
-    with closing(Store(f"sqlite:///{tmp_path}/d.db")) as found:
+    with closing(Store(f"sqlite:///{tmp_path}/d.db")) as database:
         for name in ("slow", "fast"):
-            add(found, result(made(device_id=name, case=Case(model=name)), now_s))
-            add(found, message(name, "telemetry", {"samples": [[0, "power_w", 5.0, "fake"]]}, now_s))
-        yield found
+            add(database, result(made(device_id=name, case=Case(model=name)), now_s))
+            add(database, message(name, "telemetry", {"samples": [[0, "power_w", 5.0, "fake"]]}, now_s))
+        yield database
 
 
 @contextmanager
 def held(monkeypatch, name, is_slow):
     """Hold up the queries that `is_slow`, from when the first of them is asked until the end of the block."""
-    asked, free, query = threading.Event(), threading.Event(), getattr(queries, name)
+    started, free, query = threading.Event(), threading.Event(), getattr(queries, name)
 
     def wait(store, *given):
         if is_slow(*given):
-            asked.set()
+            started.set()
             assert free.wait(WAIT_S)
         return query(store, *given)
 
     monkeypatch.setattr(queries, name, wait)
     try:
-        yield asked
+        yield started
     finally:
         free.set()
 
@@ -95,7 +95,7 @@ def search(user, text):
     """Search for a text and return the tasks that this begins."""
     before = asyncio.all_tasks()
     with user:
-        (field,) = (one for one in user.find(kind=ui.input).elements if one.props["label"] == "search")
+        (field,) = (element for element in user.find(kind=ui.input).elements if element.props["label"] == "search")
         field.value = text
     return asyncio.all_tasks() - before
 
@@ -106,9 +106,9 @@ def test_a_slow_search_does_not_replace_the_answer_of_a_later_one(store, monkeyp
             results.add(store)
             await user.open("/results")
             await user.should_not_see("Reading.", retries=600)
-            with held(monkeypatch, "results", lambda which, *_: which.text == "s") as asked:
+            with held(monkeypatch, "results", lambda which, *_: which.text == "s") as started:
                 slow = search(user, "s")
-                await asyncio.to_thread(asked.wait, WAIT_S)
+                await asyncio.to_thread(started.wait, WAIT_S)
                 await asyncio.wait(search(user, "fast"))
             await asyncio.wait(slow)
             (table,) = user.find(kind=ui.table).elements
@@ -119,7 +119,7 @@ def test_a_slow_search_does_not_replace_the_answer_of_a_later_one(store, monkeyp
 
 def test_what_a_device_sent_last_leaves_its_charts_once(monkeypatch):
     sent = []
-    monkeypatch.setattr(LiveCharts, "run_method", lambda _, name, said: sent.append(said["points"][0]))
+    monkeypatch.setattr(LiveCharts, "run_method", lambda _, name, update: sent.append(update["points"][0]))
 
     async def look():
         with blank():

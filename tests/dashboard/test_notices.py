@@ -135,9 +135,9 @@ def test_each_subject_is_told_once_whichever_collector_looks(store):
     failed(store, "orin-1", "r1")
     failed(store, "orin-1", "r2")
     with webhook() as (url, got):
-        one, other = (teller(store, url, every_s=0) for _ in range(2))
-        one.tell(NOW_S)
-        other.tell(NOW_S + 1)
+        first, second = (teller(store, url, every_s=0) for _ in range(2))
+        first.tell(NOW_S)
+        second.tell(NOW_S + 1)
         (message,) = got
         assert message["title"] == "benchd: regression on orin-1 and 2 more"
         assert message["message"].splitlines() == [
@@ -146,8 +146,8 @@ def test_each_subject_is_told_once_whichever_collector_looks(store):
             "failed check: orin-1: vim_tiny,eager,b1: its answers differ from float64's",
         ]
         arrive(store, "orin-2", "health", b"{}", NOW_S + 10)
-        other.tell(NOW_S + 20)
-        one.tell(NOW_S + 700)
+        second.tell(NOW_S + 20)
+        first.tell(NOW_S + 700)
         assert got[1]["title"] == "benchd: silent on orin-1 and 1 more"
         assert len(got) == 2
 
@@ -189,11 +189,11 @@ def test_while_the_broker_is_away_no_device_is_silent(tmp_path, monkeypatch):
     with webhook() as (url, got), closing(Store(f"sqlite:///{tmp_path}/dashboard.db")) as store:
         settings = notices.Settings(urls=[url], subjects=("silent",), every_s=0)
         online(store, "orin-1", time.time())
-        kept = Collector(store, parse_url(f"mqtt://{HOST}:{port}"), "one")
-        with running(kept), notices.telling(store, settings, "one", kept.listens_since_s):
+        own_collector = Collector(store, parse_url(f"mqtt://{HOST}:{port}"), "one")
+        with running(own_collector), notices.telling(store, settings, "one", own_collector.listens_since_s):
             clock.move(700)
             with running_broker(tmp_path, port=port):
-                wait_for(lambda: kept.listens_since_s() < math.inf)
+                wait_for(lambda: own_collector.listens_since_s() < math.inf)
                 clock.move(500)
                 assert got == []
                 clock.move(200)
@@ -209,9 +209,9 @@ def test_a_clock_that_is_set_and_a_machine_that_slept_make_no_device_silent(tmp_
     with webhook() as (url, got), closing(Store(f"sqlite:///{tmp_path}/dashboard.db")) as store:
         settings = notices.Settings(urls=[url], subjects=("silent",), every_s=0)
         with running_broker(tmp_path) as broker:
-            kept = Collector(store, parse_url(broker.url), "one")
-            with running(kept), notices.telling(store, settings, "one", kept.listens_since_s):
-                wait_for(lambda: kept.listens_since_s() < math.inf)
+            own_collector = Collector(store, parse_url(broker.url), "one")
+            with running(own_collector), notices.telling(store, settings, "one", own_collector.listens_since_s):
+                wait_for(lambda: own_collector.listens_since_s() < math.inf)
                 clock.move(3600)
                 online(store, "orin-1", time.time())
                 clock.move(set_s=3 * 3600)
@@ -225,8 +225,8 @@ def test_a_clock_that_is_set_and_a_machine_that_slept_make_no_device_silent(tmp_
                 assert len(got) == 1
                 clock.move(200)
                 wait_for(lambda: len(got) == 2)
-    told = ["silent: orin-1: nothing heard for 192 minutes", "silent: orin-2: nothing heard for 12 minutes"]
-    assert [message["message"] for message in got] == told
+    expected = ["silent: orin-1: nothing heard for 192 minutes", "silent: orin-2: nothing heard for 12 minutes"]
+    assert [message["message"] for message in got] == expected
 
 
 def test_what_is_new_meanwhile_waits_for_the_next_message(store):
@@ -261,7 +261,7 @@ def test_other_events_hide_no_regression(store):
     with webhook() as (url, got):
         telling = teller(store, url, subjects=("regression",))
         telling.tell(NOW_S + 2)
-        add(store, *(one._replace(body=one.body + b" ") for one in noise))
+        add(store, *(event._replace(body=event.body + b" ") for event in noise))
         regression(store, "orin-3", "slower", NOW_S + 3)
         telling.tell(NOW_S + 1000)
     assert [message["title"] for message in got] == [
@@ -272,20 +272,20 @@ def test_other_events_hide_no_regression(store):
 
 def test_a_mail_is_sent_beside_a_webhook_that_fails_and_is_tried_again(store):
     regression(store, "orin-1", "slower")
-    said = []
+    warnings = []
     with mail_server() as (mail, mails), webhook(500) as (url, refused):
-        telling = teller(store, url, mail, said=said, subjects=("regression",))
+        telling = teller(store, url, mail, said=warnings, subjects=("regression",))
         telling.tell(NOW_S)
         assert (len(refused), len(mails)) == (1, 1)
-        assert said == ["notices: urls, entry 1 did not accept 1; trying again"]
+        assert warnings == ["notices: urls, entry 1 did not accept 1; trying again"]
         (to, content) = mails[0]
         assert (to, content["subject"]) == (["lab@example.org"], "benchd: regression on orin-1")
         assert "regression: orin-1: slower" in content.as_string()
         port = int(url.split(":")[2].partition("/")[0])
-    with webhook(port=port) as (url, taken):
+    with webhook(port=port) as (url, got):
         telling.tell(NOW_S + 5)
         telling.tell(NOW_S + 2000)
-    assert (len(taken), len(mails)) == (1, 1)
+    assert (len(got), len(mails)) == (1, 1)
 
 
 def test_what_a_device_says_is_no_html_in_a_mail_and_stays_in_lines(store):
@@ -304,14 +304,16 @@ def test_what_a_device_says_is_no_html_in_a_mail_and_stays_in_lines(store):
 
 def test_a_template_that_fails_loses_no_notice_for_any_address(store, tmp_path):
     regression(store, "orin-1", "slower")
-    said, template = [], tmp_path / "site.txt"
+    warnings, template = [], tmp_path / "site.txt"
     with webhook() as (url, got), webhook() as (other, others):
-        telling = teller(store, url, other, said=said, template=str(template))
+        telling = teller(store, url, other, said=warnings, template=str(template))
         telling.tell(NOW_S)
         template.write_text("{{ notices|length }}")
         telling.tell(NOW_S + 1)
     assert [message["title"] for message in got + others] == ["1", "1"]
-    assert said == [f"notices: urls, entry {number} failed with FileNotFoundError; trying again" for number in (1, 2)]
+    assert warnings == [
+        f"notices: urls, entry {number} failed with FileNotFoundError; trying again" for number in (1, 2)
+    ]
 
 
 def test_a_collector_looks_by_itself_and_with_the_site_s_template(store, tmp_path, monkeypatch):

@@ -174,9 +174,9 @@ def test_a_box_that_is_cut_off_wider_than_the_page_or_on_another_is_found(browse
     page.set_content(
         "".join(f"<p style='{style}; white-space: nowrap'>{name} text</p>" for name, style in styles.items())
     )
-    found = page.evaluate(BOXES)
+    problems = page.evaluate(BOXES)
     page.close()
-    assert [one.partition(" px")[0] for one in found] == [
+    assert [problem.partition(" px")[0] for problem in problems] == [
         "the page is 2008",
         '"cut text" is cut off',
         '"over text" is on "under text"',
@@ -239,8 +239,10 @@ def test_a_fleet_shows_trouble_first_and_finds_a_device_by_name_site_or_state(si
     with opened(browser, site, "/fleet") as page:
         cards = page.locator("a.entry")
         cards.filter(has_text="orin-1").wait_for()
-        said = cards.all_inner_texts()
-        assert said.index(next(t for t in said if "slower" in t)) < said.index(next(t for t in said if "silent" in t))
+        texts = cards.all_inner_texts()
+        assert texts.index(next(t for t in texts if "slower" in t)) < texts.index(
+            next(t for t in texts if "silent" in t)
+        )
         page.get_by_role("searchbox", name="board or case").fill("quiet")
         page.keyboard.press("Enter")
         page.wait_for_url("**/fleet?q=quiet")
@@ -269,11 +271,11 @@ def test_values_on_the_page_are_the_record_s(site, browser):
         row.wait_for()
         text = row.inner_text()
         # r59: 69 ms with 1 % either way, 0.69 J an inference with 2 %
-        for shown in ("custom-fp16", "69.00 ± 0.69 ms", "690 ± 14 mJ", "passed", "2.250 x", "14.49 /s", TOP1):
-            assert shown in text
+        for value in ("custom-fp16", "69.00 ± 0.69 ms", "690 ± 14 mJ", "passed", "2.250 x", "14.49 /s", TOP1):
+            assert value in text
         row.get_by_role("link", name="record of").click()
-        for shown in ("69.00 ± 0.69 ms (95 %, within process)", "8 of 8", "690 ± 14 mJ", "1: ok; 68.86 ± 0.69 ms"):
-            page.get_by_text(shown).first.wait_for()
+        for value in ("69.00 ± 0.69 ms (95 %, within process)", "8 of 8", "690 ± 14 mJ", "1: ok; 68.86 ± 0.69 ms"):
+            page.get_by_text(value).first.wait_for()
         page.get_by_text("bench-once --case vim_tiny,custom-fp16,b1").wait_for()
         page.get_by_text("+0545, benchd").wait_for()  # the time of the browser
         href = page.get_by_role("link", name="raw record").get_attribute("href")
@@ -298,16 +300,16 @@ def test_results_are_filtered_by_their_url_which_follows_the_page_and_so_does_th
 
 
 def test_two_results_are_compared_by_the_rule_for_files(site, browser):
-    said = {
+    verdicts = {
         ("orin-1:r0", "orin-1:r30"): "SLOWER: time of B relative to A +300.00 % [+266",
         ("orin-1:r30", "orin-1:r0"): "FASTER: time of B relative to A -75.00 % [-77.",
         ("orin-1:r0", "orin-1:r1"): "INCONCLUSIVE: two cases; on one device benchd compare --live vim_tiny,eager,b1",
         ("orin-1:r0", "none"): "Choose two results",
     }
     with opened(browser, site) as page:
-        for (a, b), shown in said.items():
+        for (a, b), verdict in verdicts.items():
             page.goto(f"http://{HOST}:{site}/compare?a={a}&b={b}")
-            page.get_by_text(shown).wait_for()
+            page.get_by_text(verdict).wait_for()
             if b != "none":
                 page.get_by_text("Environment: the same").wait_for()
 
@@ -334,12 +336,12 @@ def test_the_page_asks_a_device_to_run_a_suite_and_shows_its_answer_as_text(site
         device.say("benchd/v1/orin-1/health", '{"activity":"idle","pending":3}')  # it is there
         button = page.get_by_role("button", name="Run nightly")
         button.dblclick()
-        asked = json.loads(device.until(lambda topic, _: topic.endswith("/cmd/run")).payload)
+        command = json.loads(device.until(lambda topic, _: topic.endswith("/cmd/run")).payload)
         answer = json.dumps({"accepted": False, "reason": HOSTILE})
-        device.say("benchd/v1/orin-1/resp/{client}/{id}".format(**asked), answer)
+        device.say("benchd/v1/orin-1/resp/{client}/{id}".format(**command), answer)
         page.get_by_text(f"refused: {HOSTILE}").wait_for()
         assert button.is_enabled()
-        assert asked["suite"] == "nightly"
+        assert command["suite"] == "nightly"
         device.say("benchd/v1/orin-1/resp/test/last", b"{}")
         device.until(lambda topic, _: topic.endswith("/last"))
         assert sum(message.topic.endswith("/cmd/run") for message in device.all) == 1

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from messages_made import message
 from records_made import ENERGY, WRONG, made
 
-from benchd.daemon.delivery.connection import Arrived
+from benchd.daemon.delivery.connection import IncomingMessage
 from benchd.daemon.records import Case, encode
 from benchd.dashboard.limits import BYTES, OTHER_BYTES, VALUES
 from benchd.dashboard.messages import INTEGER_LIMIT, rows
@@ -28,18 +28,24 @@ def only(kind, body):
 
 
 def reason(topic, body):
-    ((table, values),) = rows(Arrived(topic, body, 100.0))
+    ((table, values),) = rows(IncomingMessage(topic, body, 100.0))
     assert (table, values["topic"], values["body"]) == ("quarantine", topic, body)
     return values["reason"]
 
 
 def test_a_result_is_a_row_and_its_original_bytes():
     body = encode(made(energy=ENERGY, check=WRONG, flags=["mqtt", "service"], x_of_floor=3.0)) + b" "
-    result, kept, _ = taken("result/r1", body)
-    assert kept == ("body", {"key": f"{DEVICE}:r1", "body": body})
-    shown = {"median_ms": 5.0, "energy_mj": 500.0, "energy_err_mj": 25.0, "checked": "failed", "flags": "mqtt, service"}
-    shown |= {"x_of_floor": 3.0, "model": "vim_tiny", "variant": "eager", "hardware": "cpu", "arrived_s": 100.0}
-    assert {name: result.values[name] for name in shown} == shown
+    result, original, _ = taken("result/r1", body)
+    assert original == ("body", {"key": f"{DEVICE}:r1", "body": body})
+    expected = {
+        "median_ms": 5.0,
+        "energy_mj": 500.0,
+        "energy_err_mj": 25.0,
+        "checked": "failed",
+        "flags": "mqtt, service",
+    }
+    expected |= {"x_of_floor": 3.0, "model": "vim_tiny", "variant": "eager", "hardware": "cpu", "arrived_s": 100.0}
+    assert {name: result.values[name] for name in expected} == expected
 
 
 def test_a_record_that_was_not_measured_has_no_figures():
@@ -125,7 +131,7 @@ def test_what_is_beyond_a_limit_of_its_kind_is_kept_apart_without_its_body(kind)
     most, topic = BYTES.get(kind, OTHER_BYTES), f"benchd/v1/{DEVICE}/{kind}"
     for over, why in ((b"x" * (most + 1), f"{most} bytes"), (b"[" + b"0," * VALUES + b"0]", f"{VALUES} values")):
         if len(over) <= most or why.endswith("bytes"):
-            ((table, values),) = rows(Arrived(topic, over, 100.0))
+            ((table, values),) = rows(IncomingMessage(topic, over, 100.0))
             assert (table, values["body"], values["reason"]) == ("quarantine", b"", f"more than {why}")
 
 
@@ -136,5 +142,7 @@ def test_a_body_that_is_nested_without_end_is_kept_apart():
 @pytest.mark.parametrize(("kind", "is_numbered"), [("result/r1", True), ("event", True), ("health", False)])
 def test_a_result_and_an_event_say_their_numbers_also_where_they_cannot_be_read(kind, is_numbered):
     body = b'{"log":"0123456789abcdef","seq":7,"event":1}'
-    found = [row.values for row in rows(Arrived(f"benchd/v1/{DEVICE}/{kind}", body, 1.0)) if row.table == "span"]
-    assert found == [{"device_id": DEVICE, "log": "0123456789abcdef", "first": 7, "last": 7}] * is_numbered
+    spans = [
+        row.values for row in rows(IncomingMessage(f"benchd/v1/{DEVICE}/{kind}", body, 1.0)) if row.table == "span"
+    ]
+    assert spans == [{"device_id": DEVICE, "log": "0123456789abcdef", "first": 7, "last": 7}] * is_numbered

@@ -12,7 +12,7 @@ from sqlalchemy import select
 from benchd.daemon.records import PROFILED, BlocksResult, Case, Interference, ProcessResult
 from benchd.dashboard import queries
 from benchd.dashboard.limits import DAY_S, READ, SHOWN, day_s
-from benchd.dashboard.messages import Row, flat
+from benchd.dashboard.messages import TableRow, flat
 from benchd.dashboard.queries import STALE_S, Filter, Mark
 from benchd.dashboard.views import charts, history, shipped
 from benchd.dashboard.views.results import csv_lines
@@ -64,20 +64,20 @@ def test_the_fleet_shows_the_total_power_and_never_a_sum(store):
 def test_a_large_fleet_shows_the_newest_power_and_throttling_of_each_device(store):
     metrics = ["power_w", *(f"power_w@rail{n}" for n in range(8)), "gpu_throttle_reasons"]
     ids = [f"d{number:03}" for number in range(300)]
-    store.add(Row("device", {"device_id": device_id, "seen_s": NOW_S}) for device_id in ids)
+    store.add(TableRow("device", {"device_id": device_id, "seen_s": NOW_S}) for device_id in ids)
     for second in range(5):
-        told = {"t_s": NOW_S + second, "body": msgspec.json.encode(dict.fromkeys(metrics, 4.0 * second))}
-        store.add(Row("telemetry", {"device_id": device_id} | told) for device_id in ids)
-    found = queries.fleet(store, NOW_S + 4.5)
-    assert [(one.power_w, one.throttled) for one in found] == [(16.0, False)] * 300
+        fields = {"t_s": NOW_S + second, "body": msgspec.json.encode(dict.fromkeys(metrics, 4.0 * second))}
+        store.add(TableRow("telemetry", {"device_id": device_id} | fields) for device_id in ids)
+    devices = queries.fleet(store, NOW_S + 4.5)
+    assert [(device.power_w, device.throttled) for device in devices] == [(16.0, False)] * 300
 
 
 def test_invented_and_retired_ids_do_not_hide_reporting_boards(store):
-    store.add(Row("device", {"device_id": f"a{number}", "seen_s": NOW_S}) for number in range(READ + 1))
-    store.add([Row("device", {"device_id": "only-retained", "seen_s": None})])
+    store.add(TableRow("device", {"device_id": f"a{number}", "seen_s": NOW_S}) for number in range(READ + 1))
+    store.add([TableRow("device", {"device_id": "only-retained", "seen_s": None})])
     add(store, "orin", "info", {"name": "the board"}, NOW_S + 1)
     assert len(queries.fleet(store, NOW_S)) == READ
-    assert [one.device_id for one in queries.fleet(store, NOW_S)][-1] == "orin"
+    assert [device.device_id for device in queries.fleet(store, NOW_S)][-1] == "orin"
     assert queries.names(store)["orin"] == "the board (orin)"
 
 
@@ -87,11 +87,11 @@ def test_a_board_whose_retained_status_is_cleared_has_left_until_it_reports_agai
         add(store, device, "info", {"name": device})
     for kind in ("status", "info", "health", "latest/a"):
         add(store, "old", kind, b"", NOW_S + 1)
-    assert [one.device_id for one in queries.fleet(store, NOW_S)] == list(queries.names(store)) == ["orin"]
+    assert [board.device_id for board in queries.fleet(store, NOW_S)] == list(queries.names(store)) == ["orin"]
     assert queries.fleet(store, NOW_S, device_id="old")[0].age_s == 0.0
     assert store.read(select(store.tables["quarantine"])) == []
     add(store, "old", "status", {"state": "online"}, NOW_S + 2)
-    assert [one.device_id for one in queries.fleet(store, NOW_S)] == ["old", "orin"]
+    assert [board.device_id for board in queries.fleet(store, NOW_S)] == ["old", "orin"]
 
 
 def test_results_without_a_value_come_last_whichever_way_they_are_sorted(store):
@@ -114,8 +114,8 @@ def test_a_history_is_in_order_of_arrival(store):
     for number, at_s in ((1, 30), (2, 10), (3, 20)):
         measure(store, number, 5.0, NOW_S + at_s)
     measure(store, 4, 1.0, NOW_S + 40, flags=[PROFILED])
-    found = queries.history(store, "d1", made().case_id, 2)
-    assert [result.run_id for result in found] == ["r3", "r1"]
+    results = queries.history(store, "d1", made().case_id, 2)
+    assert [result.run_id for result in results] == ["r3", "r1"]
 
 
 def test_of_the_cases_that_live_the_last_results_are_reported_newest_first(store):
@@ -125,18 +125,18 @@ def test_of_the_cases_that_live_the_last_results_are_reported_newest_first(store
     measure(store, 9, 5.0, NOW_S + 9, case=Case(model="planned"), flags=[PROFILED])
     add(store, "d1", f"latest/{Case(model='planned').case_id}", {"median_ms": 5.0})
     add(store, "d1", f"latest/{Case(model='gone').case_id}", b"")
-    found = queries.last_of_each_case(store, NOW_S - 0.5, 10)
-    assert [(result.model, result.run_id) for result in found] == [("planned", "r4"), ("once", "r0")]
-    assert queries.last_of_each_case(store, NOW_S - 0.5, 1) == found[:1]
+    results = queries.last_of_each_case(store, NOW_S - 0.5, 10)
+    assert [(result.model, result.run_id) for result in results] == [("planned", "r4"), ("once", "r0")]
+    assert queries.last_of_each_case(store, NOW_S - 0.5, 1) == results[:1]
 
 
 def test_telemetry_is_a_line_per_metric_of_so_many_as_a_page_shows(store):
     for at_s, value in ((0, 2.0), (4000, 9.0)):
         samples = [[0, "power_w", value, "x", "VDD_IN"], *([0, f"m{n:02}", value, "x"] for n in range(SHOWN))]
         add(store, "d1", "telemetry", {"samples": samples}, NOW_S + at_s)
-    found = queries.series(store, "d1", NOW_S)
-    assert found["power_w@VDD_IN"] == [(NOW_S, 2.0), (NOW_S + 4000, 9.0)]
-    assert len(found) == SHOWN
+    series = queries.series(store, "d1", NOW_S)
+    assert series["power_w@VDD_IN"] == [(NOW_S, 2.0), (NOW_S + 4000, 9.0)]
+    assert len(series) == SHOWN
 
 
 def test_events_and_ends_of_cases_are_in_order(store):
@@ -164,7 +164,7 @@ def test_a_change_of_the_setup_is_marked_with_what_changed():
         for name, variables in (("g", {}), ("h", {"ONEDNN_MAX_CPU_ISA": "SSE41"}))
     )
     records = {"first": first, "old": old, "slow": slow, "gone": None}
-    results = [flat(one or slow, 0.0)._replace(key=key) for key, one in records.items()]
+    results = [flat(record or slow, 0.0)._replace(key=key) for key, record in records.items()]
     results[-1] = results[-1]._replace(fingerprint="i")
     newer = results[-1]._replace(tool_version="9")
     details = [mark.detail for mark in history.changes([*results, newer], records.get)]
@@ -182,7 +182,7 @@ def test_a_step_is_marked_at_its_first_run_with_its_size():
     ]
     assert list(history.steps(results)) == [Mark(6, "+12.0 %", "from 10 ms to 11.2 ms")]
     assert list(history.steps(results[:6])) == []
-    huge = [one._replace(median_ms=5e159) if one.median_ms > 11 else one for one in results]
+    huge = [result._replace(median_ms=5e159) if result.median_ms > 11 else result for result in results]
     assert [step.name for step in history.steps(huge)] == ["+5e+160 %"]
 
 
@@ -207,10 +207,10 @@ def test_the_latest_results_say_verdict_and_accuracy_until_their_case_is_taken_a
     body = {"case_id": "a", "verdict": "slower", "median_ms": 2.0, "baseline_ms": 1.0}
     add(store, "d1", "latest/a", body)
     add(store, "d1", "latest/b", {"case_id": "b", "accuracy_value": 0.5})
-    found = [(one.case_id, one.verdict, one.accuracy_value) for one in queries.latest(store, "d1")]
-    assert found == [("a", "slower", None), ("b", None, 0.5)]
+    latest = [(result.case_id, result.verdict, result.accuracy_value) for result in queries.latest(store, "d1")]
+    assert latest == [("a", "slower", None), ("b", None, 0.5)]
     add(store, "d1", "latest/a", b"")
-    assert [one.verdict for one in queries.latest(store, "d1")] == [None, None]
+    assert [result.verdict for result in queries.latest(store, "d1")] == [None, None]
 
 
 @pytest.mark.parametrize("model", ["=1+1", "\n=1+1", "\uff1d1+1", "\uff201"])
@@ -223,17 +223,20 @@ def test_a_spreadsheet_takes_no_cell_for_a_formula(store, model):
 def test_what_is_deployed_is_known_of_each_board_until_it_is_taken_away(store):
     for device in ("d2", "d1"):
         add(store, device, "shipped/net", {"name": "net", "case_id": "m,eager,b1", "verdict": "kept", "change": 0.01})
-    assert [(one.device_id, one.found.verdict) for one in queries.deployed(store)] == [("d1", "kept"), ("d2", "kept")]
+    assert [(deployment.device_id, deployment.found.verdict) for deployment in queries.deployed(store)] == [
+        ("d1", "kept"),
+        ("d2", "kept"),
+    ]
     add(store, "d1", "shipped/net", b"")
-    assert [one.device_id for one in queries.deployed(store)] == ["d2"]
+    assert [deployment.device_id for deployment in queries.deployed(store)] == ["d2"]
 
 
 def test_a_promise_is_as_old_as_its_verification_however_often_the_broker_repeats_it(store):
     verified_s = 1_767_225_600.0
     for device, t_wall in (("right", "2026-01-01T00:00:00.000Z"), ("unset", "1970-01-01T00:00:00.000Z")):
-        said = {"name": "net", "verdict": "kept", "t_wall": t_wall}
+        body = {"name": "net", "verdict": "kept", "t_wall": t_wall}
         for days in (0, 30):
-            add(store, device, "shipped/net", said, verified_s + 86400 * days)
+            add(store, device, "shipped/net", body, verified_s + 86400 * days)
     right, unset = queries.deployed(store)
     assert (right.verified_s, unset.verified_s) == (verified_s, verified_s + 30 * 86400)
     assert shipped.is_stale(right, verified_s + 30 * 86400)

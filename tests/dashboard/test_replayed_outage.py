@@ -45,54 +45,54 @@ def shuffled(count):
 
 def test_the_axis_is_thirty_days_and_the_step_is_where_it_was_measured(store):
     deliver(store, shuffled(30))
-    found = queries.history(store, "d1", CASE_ID, 200)
-    assert [one.run_id for one in found] == [f"r{day:02}" for day in range(30)]
-    (step,) = history.steps(found)
+    runs = queries.history(store, "d1", CASE_ID, 200)
+    assert [run.run_id for run in runs] == [f"r{day:02}" for day in range(30)]
+    (step,) = history.steps(runs)
     assert step.at_s == datetime.fromisoformat(stamp(SLOWER_FROM).replace("Z", "+00:00")).timestamp()
-    options = charts.history(found, {}, [step])
+    options = charts.history(runs, {}, [step])
     times_ms = [point[0] for point in options["series"][0]["data"]]
     assert times_ms == [(FIRST + timedelta(days=day)).timestamp() * 1e3 for day in range(30)]
     assert options["series"][0]["markLine"]["data"][0]["xAxis"] == times_ms[SLOWER_FROM]
-    assert history.undated(found) == ""
+    assert history.undated(runs) == ""
 
 
 def test_what_was_measured_last_is_the_last_however_it_arrived(store):
     deliver(store, reversed(range(30)))
     ((last, *_),) = Answers(store, Changes(store)).newest()[0]
     assert last.run_id == "r29"
-    assert [one.run_id for one in queries.results(store, Filter(), "measured_s", True, 0, 1).results] == ["r29"]
-    shown = generate_latest(Fleet(store, ARRIVED_S + 1)).decode()
-    gauges = {line.partition("{")[0]: line.rpartition(" ")[2] for line in shown.splitlines()}
+    assert [run.run_id for run in queries.results(store, Filter(), "measured_s", True, 0, 1).results] == ["r29"]
+    text = generate_latest(Fleet(store, ARRIVED_S + 1)).decode()
+    gauges = {line.partition("{")[0]: line.rpartition(" ")[2] for line in text.splitlines()}
     assert float(gauges["benchd_case_median_seconds"]) == pytest.approx(0.006002)
     assert float(gauges["benchd_case_measured_timestamp_seconds"]) == (FIRST + timedelta(days=29)).timestamp()
 
 
 def test_the_page_of_a_device_marks_only_the_cases_of_its_last_hours(store):
     deliver(store, range(30))
-    assert [one.detail for one in queries.marks(store, "d1", ARRIVED_S - 3 * 86400)] == [CASE_ID] * 2
+    assert [mark.detail for mark in queries.marks(store, "d1", ARRIVED_S - 3 * 86400)] == [CASE_ID] * 2
 
 
 def test_a_clock_that_was_never_set_is_not_believed_and_that_is_said(store):
     deliver(store, range(3), stamped=lambda day: f"1970-01-01T00:0{day}:00.000Z")
-    found = queries.history(store, "d1", CASE_ID, 200)
-    assert [one.measured_s for one in found] == [ARRIVED_S + 0.005 * day for day in range(3)]
-    assert history.undated(found) == " 3 runs by arrival: the device's clock was not set."
+    runs = queries.history(store, "d1", CASE_ID, 200)
+    assert [run.measured_s for run in runs] == [ARRIVED_S + 0.005 * day for day in range(3)]
+    assert history.undated(runs) == " 3 runs by arrival: the device's clock was not set."
 
 
 def test_every_page_dates_it_by_its_arrival(store):
     deliver(store, [0], stamped=lambda day: "1970-01-01T00:00:00.000Z")
-    (found,) = queries.history(store, "d1", CASE_ID, 1)
-    told = "2026-06-01 00:00:00"
+    (run,) = queries.history(store, "d1", CASE_ID, 1)
+    date = "2026-06-01 00:00:00"
 
     async def look():
         with blank() as client:
-            record._head(found, queries.record(store, found.key))
-            comparison._side_by_side(found, found)
-            tables = [one.rows for one in client.elements.values() if isinstance(one, ui.table)]
-            labels = [one.text for one in client.elements.values() if isinstance(one, ui.label)]
-            return labels, tables, results._row(found, {})["measured_s"]
+            record._head(run, queries.record(store, run.key))
+            comparison._side_by_side(run, run)
+            tables = [element.rows for element in client.elements.values() if isinstance(element, ui.table)]
+            labels = [element.text for element in client.elements.values() if isinstance(element, ui.label)]
+            return labels, tables, results._row(run, {})["measured_s"]
 
     labels, ((*_, compared),), measured = asyncio.run(look())
-    assert f"{told} UTC, benchd 0.1.0; dated by arrival: the device's clock was not set" in labels
-    assert compared == {"name": "when", "a": f"{told} UTC", "b": f"{told} UTC"}
-    assert measured.removesuffix(" UTC") == told
+    assert f"{date} UTC, benchd 0.1.0; dated by arrival: the device's clock was not set" in labels
+    assert compared == {"name": "when", "a": f"{date} UTC", "b": f"{date} UTC"}
+    assert measured.removesuffix(" UTC") == date

@@ -61,8 +61,8 @@ def test_a_request_is_told_and_not_repeated_while_it_is_open(found, words, is_op
 
 
 def test_two_viewers_ask_for_a_suite_once(monkeypatch):
-    asked, requests = [], {}
-    monkeypatch.setattr(view, "run_suite", lambda broker, device_id, suite: asked.append(suite) or ACCEPTED)
+    suites, requests = [], {}
+    monkeypatch.setattr(view, "run_suite", lambda broker, device_id, suite: suites.append(suite) or ACCEPTED)
 
     async def ask_twice():
         device = Device("d", "online", 0.0, Info(suites=[SUITE]), Health(), None, None)
@@ -74,13 +74,13 @@ def test_two_viewers_ask_for_a_suite_once(monkeypatch):
                 await viewer._run(SUITE)
 
     asyncio.run(ask_twice())
-    assert asked == ["nightly"]
+    assert suites == ["nightly"]
 
 
 def test_what_a_device_answers_is_shown_plain_and_as_its_own(tmp_path):
-    said = {"accepted": False, "reason": "no\u202e\x1b[2J", "by": "nobody"}
+    answer = {"accepted": False, "reason": "no\u202e\x1b[2J", "by": "nobody"}
     with running_broker(tmp_path) as broker, closing(Watcher(broker, "d1")) as device, ThreadPoolExecutor(1) as page:
-        asked = page.submit(run_suite, parse_url(broker.url), "d1", "nightly", WAIT_S)
+        future = page.submit(run_suite, parse_url(broker.url), "d1", "nightly", WAIT_S)
         command = json.loads(device.until(lambda topic, _: topic == Topics("d1").command("run")).payload)
-        device.say(Topics("d1").response(f"{command['client']}/{command['id']}"), json.dumps(said))
-        assert asked.result() == Answer(accepted=False, reason="no\ufffd\ufffd[2J", by="device")
+        device.say(Topics("d1").response(f"{command['client']}/{command['id']}"), json.dumps(answer))
+        assert future.result() == Answer(accepted=False, reason="no\ufffd\ufffd[2J", by="device")

@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 import pytest
 from messages_made import add, message
 
-from benchd.daemon.delivery.messages import Deployed
+from benchd.daemon.delivery.messages import DeployedFolder
 from benchd.dashboard.answers import Answers, Choice, Kind
 from benchd.dashboard.changes import Changes
 from benchd.dashboard.matrix import Cell
@@ -25,11 +25,11 @@ def cell(boards=1, device="d1"):
 
 
 def on(device, verdict="kept", case_id="m,eager,b1", **fields):
-    return OnBoard(device, Deployed(name="net", case_id=case_id, verdict=verdict, **fields), 100.0)
+    return OnBoard(device, DeployedFolder(name="net", case_id=case_id, verdict=verdict, **fields), 100.0)
 
 
 def promises(boards, *stale):
-    return [(one.device_id, one.found, one.device_id in stale) for one in boards]
+    return [(board.device_id, board.found, board.device_id in stale) for board in boards]
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,10 @@ def test_that_a_promise_is_stale_stands_there_too(deployed, line):
 def test_home_knows_which_promises_are_stale(store):
     now_s = time.time()
     for device, age_s in (("d1", 0.0), ("d2", shipped.STALE_S + 1.0)):
-        said = {"verdict": "kept", "t_wall": datetime.fromtimestamp(now_s - age_s, timezone.utc).isoformat()}
-        add(store, message(device, "shipped/net", said, now_s))
-    found = home._read(store, Answers(store, Changes(store)), None).deployed
-    assert [(device_id, is_stale) for device_id, _, is_stale in found] == [("d1", False), ("d2", True)]
+        body = {"verdict": "kept", "t_wall": datetime.fromtimestamp(now_s - age_s, timezone.utc).isoformat()}
+        add(store, message(device, "shipped/net", body, now_s))
+    deployed = home._read(store, Answers(store, Changes(store)), None).deployed
+    assert [(device_id, is_stale) for device_id, _, is_stale in deployed] == [("d1", False), ("d2", True)]
 
 
 def test_by_how_much_is_told_with_its_interval():

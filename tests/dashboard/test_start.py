@@ -21,9 +21,9 @@ def refused(monkeypatch, capfd):
         monkeypatch.setattr(sys, "argv", ["benchd", *command, *options])
         with pytest.raises(SystemExit) as end:
             cli.benchd()
-        said = capfd.readouterr().err
-        assert (end.value.code, said.count("\n")) == (2, 1), said
-        return said
+        output = capfd.readouterr().err
+        assert (end.value.code, output.count("\n")) == (2, 1), output
+        return output
 
     before = signal.getsignal(signal.SIGTERM)
     yield run
@@ -46,13 +46,13 @@ def test_a_line_that_cannot_be_served_is_refused(refused, options, why):
 def test_a_state_folder_that_cannot_be_made_is_named(refused, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    said = refused("--only", "collector", command=DASHBOARD[:3])
-    assert f"{tmp_path}/file/benchd: Not a directory; choose a folder that can be read and written" in said
+    output = refused("--only", "collector", command=DASHBOARD[:3])
+    assert f"{tmp_path}/file/benchd: Not a directory; choose a folder that can be read and written" in output
 
 
 @pytest.mark.parametrize("command", [DASHBOARD, ("demo",)], ids=["dashboard", "demo"])
 def test_a_port_that_is_taken_is_not_the_exit_code_of_slower(refused, command):
     with socket.create_server((HOST, 0)) as server:
         port = server.getsockname()[1]
-        said = refused("--port", str(port), command=command)
-    assert said == f"error: --port {port} on {HOST}: Address already in use; choose a different one\n"
+        output = refused("--port", str(port), command=command)
+    assert output == f"error: --port {port} on {HOST}: Address already in use; choose a different one\n"

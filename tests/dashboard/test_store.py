@@ -78,8 +78,8 @@ def test_the_longest_id_and_texts_are_stored_and_longer_ones_are_kept_apart(stor
     add(store, *arrived(longest_id, longest))
     for device, text in ((longest_id + "x", "t"), ("d" * 65_000, "t"), ("d1", cjk)):
         add(store, *arrived(device, text))
-    found = content(store, "result", "quarantine")
-    assert {name: len(kept) for name, kept in found.items()} == {"result": 1, "quarantine": 1 + 3 + 3 + 2}
+    by_table = content(store, "result", "quarantine")
+    assert {name: len(rows) for name, rows in by_table.items()} == {"result": 1, "quarantine": 1 + 3 + 3 + 2}
     for table in ("device", "span"):
         with store.reading() as connection:
             ids = connection.execute(select(store.tables[table].c.device_id)).scalars()
@@ -198,17 +198,17 @@ def test_records_stay_while_events_and_the_quarantine_end(store):
     add(store, result(1), message("event", {"event": "a"}))
     add(store, *[message("nothing", {"n": n}) for n in range(QUARANTINE_ROWS + 3)])
     store.tidy(NOW_S + 91 * 86400)
-    kept = content(store, "result", "event", "quarantine")
-    assert (len(kept["result"]), kept["event"], len(kept["quarantine"])) == (1, [], QUARANTINE_ROWS)
+    by_table = content(store, "result", "event", "quarantine")
+    assert (len(by_table["result"]), by_table["event"], len(by_table["quarantine"])) == (1, [], QUARANTINE_ROWS)
 
 
 def test_rubbish_never_displaces_a_result_in_quarantine(store):
     add(store, result(1)._replace(body=b'{"schema":"benchd.record/2"}'))
     add(store, *[message("nothing", {"n": n}) for n in range(QUARANTINE_ROWS + 3)])
     store.tidy(NOW_S)
-    found = content(store, "quarantine")["quarantine"]
-    assert len(found) == QUARANTINE_ROWS + 1
-    assert sum("/result/r1" in row for row in found) == 1
+    rows = content(store, "quarantine")["quarantine"]
+    assert len(rows) == QUARANTINE_ROWS + 1
+    assert sum("/result/r1" in row for row in rows) == 1
 
 
 def test_the_quarantine_is_bounded_in_bytes_and_keeps_the_newest(store, monkeypatch):
@@ -216,30 +216,34 @@ def test_the_quarantine_is_bounded_in_bytes_and_keeps_the_newest(store, monkeypa
     for n in range(9):
         add(store, message(f"nothing/{n}", {"pad": "x" * 270}))
     store.tidy(NOW_S)
-    found = "".join(content(store, "quarantine")["quarantine"])
-    assert [n for n in range(9) if f"nothing/{n}" in found] == [6, 7, 8]
+    text = "".join(content(store, "quarantine")["quarantine"])
+    assert [n for n in range(9) if f"nothing/{n}" in text] == [6, 7, 8]
 
 
 @pytest.mark.parametrize("table", ["result", "event"])
 def test_of_two_collectors_none_commits_behind_what_a_page_has_read(empty_postgres, table):
     """Whoever reads on from the last id would never see it."""
     messages = {"result": result, "event": lambda number, device: message("event", {"event": "throttled"}, device)}
-    with closing(Store(empty_postgres)) as one, closing(Store(empty_postgres)) as other, ThreadPoolExecutor(1) as pool:
-        found = one.tables[table]
+    with (
+        closing(Store(empty_postgres)) as first,
+        closing(Store(empty_postgres)) as second,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        sql_table = first.tables[table]
 
         def after(last):
-            with other.reading() as connection:
-                return list(connection.execute(select(found.c.id).where(found.c.id > last)).scalars())
+            with second.reading() as connection:
+                return list(connection.execute(select(sql_table.c.id).where(sql_table.c.id > last)).scalars())
 
         def overtake(connection, cursor, statement, *_):
             if statement.startswith(f"INSERT INTO {table}"):
-                overtaking.append(pool.submit(add, other, messages[table](2, "d2")))
+                overtaking.append(pool.submit(add, second, messages[table](2, "d2")))
                 wait(overtaking, 1.0)
                 seen.extend(after(0))
 
         overtaking, seen = [], []
-        event.listen(one._engine, "after_cursor_execute", overtake)
-        add(one, messages[table](1, "d1"))
+        event.listen(first._engine, "after_cursor_execute", overtake)
+        add(first, messages[table](1, "d1"))
         overtaking[0].result()
         assert len(seen + after(max(seen, default=0))) == 2
 

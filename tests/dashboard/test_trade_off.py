@@ -33,8 +33,8 @@ LATE = Requests(
 def newest(device, variant, median_ms, kind=ORIN, mj=None, **fields):
     case = fields.pop("case", Case(model="m", variant=Variant.parse(variant)))
     energy = msgspec.structs.replace(ENERGY, gross_per_inference_j=mj / 1e3) if mj else None
-    here = {"environment": ENVIRONMENT, "energy": energy, "timing": timing(median_ms), "check": PASSED}
-    record = made(case=case, device_id=device, **here | fields)
+    defaults = {"environment": ENVIRONMENT, "energy": energy, "timing": timing(median_ms), "check": PASSED}
+    record = made(case=case, device_id=device, **defaults | fields)
     return Newest(flat(record, 0.0), kind, case, disqualified(record))
 
 
@@ -50,9 +50,9 @@ def test_boards_of_one_kind_are_one_point_with_their_range_and_one_board_has_its
     assert (fleet.latency_ms, fleet.energy_mj) == (Figure(5.0, 4.0, 6.0), Figure(101.0, 100.0, 102.0))
     (((pair,),),) = [groups(results[:2]).values()]
     assert (pair.latency_ms, pair.energy_mj) == (Figure(4.5, 4.0, 5.0), Figure(100.5, 100.0, 101.0))
-    (((one,),),) = [groups(results[:1]).values()]
-    assert one.latency_ms == Figure(4.0, pytest.approx(3.96), pytest.approx(4.04))
-    assert one.energy_mj == Figure(100.0, pytest.approx(95.0), pytest.approx(105.0))
+    (((point,),),) = [groups(results[:1]).values()]
+    assert point.latency_ms == Figure(4.0, pytest.approx(3.96), pytest.approx(4.04))
+    assert point.energy_mj == Figure(100.0, pytest.approx(95.0), pytest.approx(105.0))
 
 
 def test_other_kinds_scopes_work_and_wrong_answers_are_apart_and_what_failed_has_no_point():
@@ -64,15 +64,19 @@ def test_other_kinds_scopes_work_and_wrong_answers_are_apart_and_what_failed_has
         newest("d1", "eager", 9.0, mj=90.0, case=Case(model="m", direction="training")),
         newest("d1", "custom", 9.0, status="failed"),
     ]
-    found = groups(results)
-    told = [(group.kind, group.scope, group.work, [one.why for one in points]) for group, points in found.items()]
-    assert told == [
+    by_group = groups(results)
+    rows = [
+        (group.kind, group.scope, group.work, [point.why for point in points]) for group, points in by_group.items()
+    ]
+    assert rows == [
         (NANO, "module", "", [""]),
         (ORIN, "module", "", ["", "fails its numerical check"]),
         (ORIN, "", "", [""]),
         (ORIN, "module", "training", [""]),
     ]
-    assert [one.label for one in front(found[next(group for group in found if group.kind == ORIN)])] == ["eager b1"]
+    assert [point.label for point in front(by_group[next(group for group in by_group if group.kind == ORIN)])] == [
+        "eager b1"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -98,8 +102,8 @@ def test_what_recommend_excludes_whatever_the_limits_is_crossed_out_with_the_rea
         known = {"timing": timing(median_ms), "energy": energy, "check": PASSED, "run_id": run, "device_id": "d"}
         add(store, result(made(**known | own), 1e9))
     (points,) = groups(Answers(store, Changes(store)).newest()[0]).values()
-    assert {one.label: one.why for one in points} == {"eager b1": "", "eager-fp16 b1": why}
-    assert [one.label for one in front(points)] == ["eager b1"]
+    assert {point.label: point.why for point in points} == {"eager b1": "", "eager-fp16 b1": why}
+    assert [point.label for point in front(points)] == ["eager b1"]
 
 
 def test_variants_of_two_models_cannot_win_against_each_other(store):
@@ -116,7 +120,7 @@ def test_variants_of_two_models_cannot_win_against_each_other(store):
         )
         add(store, result(known, 1e9))
     (points,) = groups(Answers(store, Changes(store)).newest()[0]).values()
-    assert ["its exact answers to the same inputs differ" in one.why for one in points] == [True, True]
+    assert ["its exact answers to the same inputs differ" in point.why for point in points] == [True, True]
     assert front(points) == []
 
 
@@ -129,22 +133,24 @@ def test_boards_on_which_a_variant_cannot_win_are_one_point_with_every_reason():
 def test_each_rate_of_a_server_each_number_of_streams_and_a_neighbour_are_apart():
     cases = [Case(model="m", scenario="server", load=Load(rate_hz=rate_hz)) for rate_hz in (30.0, 100.0)]
     cases += [Case(model="m", streams=4), Case(model="m", beside=Neighbour("vim_tiny,eager,b1", 30.0)), Case(model="m")]
-    found = groups([newest("d1", "eager", 5.0, case=case) for case in cases])
-    assert {group.work for group in found} == {
+    by_group = groups([newest("d1", "eager", 5.0, case=case) for case in cases])
+    assert {group.work for group in by_group} == {
         "",
         "server rate=30",
         "server rate=100",
         "streams=4",
         "beside=vim_tiny,eager,b1:30Hz",
     }
-    assert all(len(points) == 1 for points in found.values())
+    assert all(len(points) == 1 for points in by_group.values())
 
 
 def test_what_else_tells_two_cases_of_a_board_apart_is_a_point_of_its_own():
     others = [{}, {"seed": 1}, {"threads": 2}, {"provider": "cpu"}, {"dla": 0}, {"dla": 1}, {"options": {"level": 8}}]
-    found = [newest("d1", "eager", 5.0 + place, case=Case(model="m", **one)) for place, one in enumerate(others)]
-    (points,) = groups(found).values()
-    assert [(one.label, one.latency_ms.value) for one in points] == [
+    results = [
+        newest("d1", "eager", 5.0 + place, case=Case(model="m", **options)) for place, options in enumerate(others)
+    ]
+    (points,) = groups(results).values()
+    assert [(point.label, point.latency_ms.value) for point in points] == [
         ("eager b1", 5.0),
         ("eager b1 seed=1", 6.0),
         ("eager b1 threads=2", 7.0),
@@ -157,10 +163,10 @@ def test_what_else_tells_two_cases_of_a_board_apart_is_a_point_of_its_own():
 
 @given(st.lists(st.tuples(st.floats(0.1, 100), st.floats(0.1, 100)), max_size=20))
 def test_nothing_beats_the_front_and_something_on_it_beats_the_rest(pairs):
-    found = {(one.latency_ms.value, one.energy_mj.value) for one in front([point(*pair) for pair in pairs])}
+    on_front = {(entry.latency_ms.value, entry.energy_mj.value) for entry in front([point(*pair) for pair in pairs])}
     for ms, mj in pairs:
         beaten = any(a <= ms and b <= mj and (a, b) != (ms, mj) for a, b in pairs)
-        assert ((ms, mj) in found) == (not beaten)
+        assert ((ms, mj) in on_front) == (not beaten)
 
 
 def test_what_cannot_win_is_not_on_the_front():

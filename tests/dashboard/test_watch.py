@@ -30,17 +30,17 @@ def test_the_terminal_shows_devices_and_results(mosquitto, watched):
     watched("desk-1/status", b'{"state":"online","session":"s1"}')
     watched("desk-1/health", b'{"activity":"idle","pending":4,"problem":"[red]disk[/red]"}')
     watched("desk-1/result/r1", encode(made(device_id="desk-1")))
-    shown = watch(mosquitto.url, "--seconds", "1.5")
-    assert shown.returncode == 0, shown.stderr
+    done = watch(mosquitto.url, "--seconds", "1.5")
+    assert done.returncode == 0, done.stderr
     for text in ("desk-1", "idle", "[red]disk[/red]", "vim_tiny", "5 [4.95, 5.05] ms"):
-        assert text in shown.stdout
+        assert text in done.stdout
 
 
 def test_a_broker_that_is_not_there_is_named():
     port = free_port()
-    shown = watch(f"mqtt://{HOST}:{port}", "--seconds", "1")
-    assert (shown.returncode, shown.stdout) == (7, "")
-    assert shown.stderr == f"error: cannot reach {HOST}:{port}: Connection refused\n"
+    done = watch(f"mqtt://{HOST}:{port}", "--seconds", "1")
+    assert (done.returncode, done.stdout) == (7, "")
+    assert done.stderr == f"error: cannot reach {HOST}:{port}: Connection refused\n"
 
 
 def test_what_is_hostile_neither_ends_the_view_nor_reaches_the_terminal(mosquitto, watched):
@@ -53,9 +53,9 @@ def test_what_is_hostile_neither_ends_the_view_nor_reaches_the_terminal(mosquitt
         watched(f"hostile/result/bad{number}", body)
     case = Case(model=clear + "vim", seed=1)
     watched("hostile/result/r1", encode(made(device_id="hostile", case=case, reason=title, status="failed")))
-    shown = watch(mosquitto.url, "--seconds", "1.5")
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert "hostile" in shown.stdout
-    assert "failed" in shown.stdout
-    assert "x" * 200 not in shown.stdout
-    assert [char for char in shown.stdout if not char.isprintable() and char != "\n"] == []
+    done = watch(mosquitto.url, "--seconds", "1.5")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "hostile" in done.stdout
+    assert "failed" in done.stdout
+    assert "x" * 200 not in done.stdout
+    assert [char for char in done.stdout if not char.isprintable() and char != "\n"] == []

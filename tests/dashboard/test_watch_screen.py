@@ -18,7 +18,7 @@ from benchd.dashboard import watch
 from benchd.dashboard.messages import flat
 from benchd.dashboard.queries import Device
 from benchd.dashboard.store import Store
-from benchd.dashboard.watch import Seen, screen
+from benchd.dashboard.watch import StoreContent, screen
 
 WIDTHS = (60, 80, 120)
 
@@ -45,7 +45,7 @@ RESULTS = [
 def shown(width, height=30, fleet=FLEET):
     out = io.StringIO()
     console = Console(file=out, width=width, height=height, force_terminal=True, color_system=None)
-    console.print(screen(Seen(fleet, RESULTS), console))
+    console.print(screen(StoreContent(fleet, RESULTS), console))
     return out.getvalue()
 
 
@@ -77,31 +77,31 @@ def test_hours_of_results_and_telemetry_leave_only_what_is_shown(monkeypatch):
         for number in range(200):
             now_s = start_s + 36 * number
             monkeypatch.setattr(time, "time", lambda now_s=now_s: now_s)
-            said = {
+            bodies = {
                 "status": {"state": "online"},
                 f"result/r{number}": made(run_id=f"r{number}", device_id="d1"),
                 "event": {"event": f"e{number}"},
                 "telemetry": {"samples": [[0, "power_w", float(number), "fake"]]},
                 "rubbish": number,
             }
-            watch.keep(store, [message("d1", kind, body, now_s) for kind, body in said.items()])
-            seen = watch.look(store)
+            watch.keep(store, [message("d1", kind, body, now_s) for kind, body in bodies.items()])
+            view = watch.look(store)
         with store.reading() as connection:
-            kept = {name: len(connection.execute(table.select()).all()) for name, table in store.tables.items()}
-    assert {name: count for name, count in kept.items() if count} == {
+            counts = {name: len(connection.execute(table.select()).all()) for name, table in store.tables.items()}
+    assert {name: count for name, count in counts.items() if count} == {
         "device": 1,
         "document": 1,
         "result": 10,
         "telemetry": 2,
         "version": 1,
     }
-    assert [result.run_id for result in seen.results] == [f"r{number}" for number in range(199, 189, -1)]
-    assert [(device.state, device.power_w) for device in seen.devices] == [("online", 199.0)]
+    assert [result.run_id for result in view.results] == [f"r{number}" for number in range(199, 189, -1)]
+    assert [(device.state, device.power_w) for device in view.devices] == [("online", 199.0)]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_sensors_have_units_bars_and_throttling_first(width):
-    found = {
+    summaries = {
         "cpu_clock_hz": Summary(1e9, 2.6e9, 2.6e9, 9, "procfs"),
         "power_w@VDD_GPU_SOC": Summary(5.0, 6.5, 7.0, 9, "ina3221"),
         "gpu_throttle_reasons": Summary(0.0, 8.0, 8.0, 9, "nvml"),
@@ -111,7 +111,7 @@ def test_sensors_have_units_bars_and_throttling_first(width):
     out = io.StringIO()
     Console(file=out, width=width).print(
         sensors(
-            found,
+            summaries,
             Report(sources=[], cpu_s=0.0, period_s=0.1, period_p99_error=None, samples=9),
             width,
             {"power_w@VDD_GPU_SOC": 13.0},

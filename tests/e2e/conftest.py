@@ -66,8 +66,8 @@ def here(
         monkeypatch.setattr(sys, "argv", [program, *limits, *arguments])  # a test's own options come last, and hold
         with pytest.raises(SystemExit) as end:
             {"benchd": cli.benchd, "bench-once": cli.bench_once}[program]()
-        said = capfd.readouterr()
-        return subprocess.CompletedProcess(arguments, int(end.value.code or 0), said.out, said.err)
+        captured = capfd.readouterr()
+        return subprocess.CompletedProcess(arguments, int(end.value.code or 0), captured.out, captured.err)
 
     return run
 
@@ -84,9 +84,9 @@ def begun(tmp_path: Path, child_environment: dict[str, str]) -> Callable[..., Ab
         code += f"from benchd.daemon import cli; sys.exit(cli.{program.replace('-', '_')}())"
         read_end, write_end = os.pipe()
         given = (code, [program, *arguments], tmp_path, child_environment, write_end)
-        with os.fdopen(read_end) as said, Program(*given) as process:
+        with os.fdopen(read_end) as stream, Program(*given) as process:
             os.close(write_end)
-            yield process, said
+            yield process, stream
 
     return start
 
@@ -118,7 +118,7 @@ def results(tmp_path: Path) -> Callable[..., str]:
                     case=Case(model="vim_tiny", variant=Variant.parse(variant)),
                     timing=times[1],
                     check=PASSED,
-                    processes=[ProcessResult(status="ok", timing=one) for one in times],
+                    processes=[ProcessResult(status="ok", timing=process_timing) for process_timing in times],
                 )
                 lines.append(encode(record) + b"\n")
         (tmp_path / name).write_bytes(b"".join(lines))

@@ -52,8 +52,8 @@ def test_what_a_program_measures_it_can_read_and_decide_by(told, here):
     chosen = [line for line in LINES if kind_of(line) in {"doctor", "list", "record", "recommend"}]
     printed = {}
     for line in chosen:
-        code, values, said = told(line)
-        assert code in {0, 4}, said  # beside other load it may stay undecided
+        code, values, output = told(line)
+        assert code in {0, 4}, output  # beside other load it may stay undecided
         printed[kind_of(line)] = values
     valid(here, "doctor", printed["doctor"][0])
     assert [record["case"]["variant"]["backend"] for record in printed["record"]] == ["eager", "onnxruntime"]
@@ -76,10 +76,10 @@ def test_an_error_is_a_sentence_and_no_json(here):
 @pytest.mark.slow  # a race, its verification and a check of every variant: minutes
 def test_what_decides_prints_what_its_schema_says(told, here):
     for line in [line for line in LINES if kind_of(line) in {"compare", "ship", "verify", "selfcheck"}]:
-        code, values, said = told(line)
+        code, values, output = told(line)
         for _ in range(9):  # beside other load a race may promise nothing
             if kind_of(line) != "ship" or code == 0:
                 break
-            code, values, said = told(line)
-        assert code in {0, 3, 4}, said
+            code, values, output = told(line)
+        assert code in {0, 3, 4}, output
         valid(here, kind_of(line), values[0])

@@ -64,24 +64,24 @@ def test_every_record_is_valid_and_arrives_over_a_real_broker(once, mosquitto, t
         for case in (("square", "--option", "size=16"), spiking):
             done = once("--models", *case, "--variants", "eager,custom", "--mqtt", mosquitto.url)
             assert done.returncode == (7 if "square" in case else 0), done.stdout + done.stderr
-        kept = {record.run_id: record for record in written(tmp_path)}
-        while len(watcher.results()) < len(kept):
+        by_run = {record.run_id: record for record in written(tmp_path)}
+        while len(watcher.results()) < len(by_run):
             watcher.until(lambda topic, _: "/result/" in topic)
-    assert {*watcher.results()} == set(kept)
+    assert {*watcher.results()} == set(by_run)
     validator = jsonschema.Draft202012Validator(json.loads((ROOT / "docs" / "record.schema.json").read_text()))
     for message in (message for message in watcher.all if "/result/" in message.topic):
         validator.validate(json.loads(message.payload))
         record = records.decode(message.payload)
         assert message.topic == f"benchd/v1/test-device/result/{record.run_id}"
-        assert record == kept[record.run_id]
-    eager, unsupported, *onepass = kept.values()
+        assert record == by_run[record.run_id]
+    eager, unsupported, *onepass = by_run.values()
     assert unsupported.status == "unsupported"
     for record in (eager, *onepass):
         assert_complete(record, tmp_path)
     # a short window may lie between two ticks
-    sampled = {name for record in kept.values() for name in record.telemetry}
+    sampled = {name for record in by_run.values() for name in record.telemetry}
     assert {"cpu_utilization_percent", "process_rss_bytes"} <= sampled
-    assert any(process.sampler.failures == {} for record in kept.values() for process in record.processes)
+    assert any(process.sampler.failures == {} for record in by_run.values() for process in record.processes)
     assert [(record.kernels_ran or "").split(",")[0] for record in (eager, *onepass)] == ["", "", "c"]
     assert "│ custom (c" in done.stdout
 
@@ -109,14 +109,14 @@ def test_a_sweep_probes_first_and_last_and_prints_its_records_alone(once, tmp_pa
     sizes = ("--batch-sizes", "1,2,4", "--scenario", "offline")
     done = once("--models", "square", "--option", "size=16", "--variants", "eager", *sizes, "--threads", "1", "--json")
     assert done.returncode == 0, done.stderr
-    found = [msgspec.structs.replace(record, log=UNSET, seq=UNSET) for record in written(tmp_path)]
-    assert [records.decode(line.encode()) for line in done.stdout.splitlines()] == found
+    results = [msgspec.structs.replace(record, log=UNSET, seq=UNSET) for record in written(tmp_path)]
+    assert [records.decode(line.encode()) for line in done.stdout.splitlines()] == results
     case_ids = [f"square,eager,b{size},size=16,offline,threads=1" for size in (1, 2, 4)]
-    assert [record.case_id for record in found] == case_ids
-    assert [record.processes[0].probes is not None for record in found] == [True, False, True]
-    assert all(record.environment.threads == 1 and record.floor and record.x_of_floor for record in found)
-    assert all(record.probes == found[0].processes[0].probes for record in found)
-    assert all(record.throughput_basis == "measured" for record in found)
+    assert [record.case_id for record in results] == case_ids
+    assert [record.processes[0].probes is not None for record in results] == [True, False, True]
+    assert all(record.environment.threads == 1 and record.floor and record.x_of_floor for record in results)
+    assert all(record.probes == results[0].processes[0].probes for record in results)
+    assert all(record.throughput_basis == "measured" for record in results)
 
 
 def test_a_cold_start_does_not_count_the_making_of_files_and_its_energy_begins_with_its_spawn(once, tmp_path):
@@ -148,13 +148,13 @@ def test_a_search_for_the_best_batch_size_ends_by_itself_and_is_replayed_to_a_br
     done = once("--module", slow, "--variants", "eager", "--scenario", "offline", "--mqtt", broker.url)
     assert done.returncode == 0, done.stderr
     assert "warning: not published: " in done.stderr
-    found = written(tmp_path)
-    assert [record.case.batch_size for record in found] == [1, 2]
+    results = written(tmp_path)
+    assert [record.case.batch_size for record in results] == [1, 2]
     line = re.search(r"benchd (replay .*)", done.stderr)[1]
     with running_broker(tmp_path, port=broker.port) as broker, closing(Watcher(broker, "test-device")) as watcher:
         replayed = here("benchd", *line.split())
         assert replayed.returncode == 0, replayed.stderr
-        arrived = [watcher.until(lambda topic, _: "/result/" in topic).payload for _ in found]
+        arrived = [watcher.until(lambda topic, _: "/result/" in topic).payload for _ in results]
     assert arrived == list(journal.read(tmp_path / "out" / "records.jsonl"))
 
 
@@ -298,7 +298,7 @@ def test_the_examples_of_the_page_on_own_models_run(once, tmp_path, variants):
     assert (done.returncode, "right: over 5 of the 5 items of task.py:items" in done.stdout) == (0, True)
     for name, forward in (("audio", AUDIO), ("table", TABLE)):
         (tmp_path / f"{name}.py").write_text(OWN.format(forward))
-        (command,) = (one for one in commands if f"{name}.py:Net" in one)
+        (command,) = (words for words in commands if f"{name}.py:Net" in words)
         done = once(*command, "--variants", "eager")
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -306,10 +306,10 @@ def test_the_examples_of_the_page_on_own_models_run(once, tmp_path, variants):
 def test_ctrl_c_aborts_the_running_case_and_keeps_what_was_measured(begun, tmp_path):
     module = user_module(tmp_path, forward="if len(images) == 2: time.sleep(1000)")
     what = ("--module", module, "--batch-sizes", "1,2,3", "--variants", "eager", "--preset", "quick", "--device", "cpu")
-    with begun("bench-once", *what, "--config", "tiny.toml", "--output", "out", "--wait") as (process, said):
-        next(line for line in said if "b2" in line and "load" in line)
+    with begun("bench-once", *what, "--config", "tiny.toml", "--output", "out", "--wait") as (process, stream):
+        next(line for line in stream if "b2" in line and "load" in line)
         process.send_signal(signal.SIGINT)
-        output = said.read()
+        output = stream.read()
     assert process.returncode == 130
     assert [record.status for record in written(tmp_path)] == ["ok", "aborted"]
     assert "aborted" in output
@@ -350,13 +350,13 @@ def test_two_at_a_time_is_refused_with_the_holder(command):
 def test_who_waits_gets_its_turn_when_the_holder_has_ended(line, begun, tmp_path):
     interpreter(tmp_path / "stub", "5")
     words = line.replace("stub", str(tmp_path / "stub")).split()
-    with ExitStack() as held:
-        held.enter_context(MachineLock())
-        with begun(*words, "--wait", "--device", "cpu") as (process, said):
-            assert "waiting: this machine is already being measured by `" in said.readline()
+    with ExitStack() as stack:
+        stack.enter_context(MachineLock())
+        with begun(*words, "--wait", "--device", "cpu") as (process, stream):
+            assert "waiting: this machine is already being measured by `" in stream.readline()
             held_until = datetime.now(timezone.utc)
-            held.close()
-            said.read()
+            stack.close()
+            stream.read()
     assert process.returncode in (0, 3, 4)  # or slower, or inconclusive
     assert {record.status for record in written(tmp_path)} == {"ok"}
     assert all(

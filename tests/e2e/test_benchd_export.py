@@ -38,14 +38,14 @@ def test_a_file_is_written_where_it_was_asked_for_and_comes_from_the_store_the_n
 
     again = here("benchd", "export", *SMALL, "--output", "deeper/net.onnx", "--json")
     assert again.returncode == 0, again.stderr
-    (told,) = json.loads(again.stdout)
-    assert told["reused"]
+    (entry,) = json.loads(again.stdout)
+    assert entry["reused"]
     assert (tmp_path / "deeper" / "net.onnx").read_bytes() == (tmp_path / "net.onnx").read_bytes()
 
     listed = here("benchd", "export", "--list")
-    assert told["key"] in listed.stdout
+    assert entry["key"] in listed.stdout
     assert f"\n1 file, 0.0 MB in {state(tmp_path)}\n" in listed.stdout
-    assert here("benchd", "export", "--prune", "0").stdout == f"removed {told['key']}\n"
+    assert here("benchd", "export", "--prune", "0").stdout == f"removed {entry['key']}\n"
     assert here("benchd", "export", "--list").stdout == f"0 files, 0.0 MB in {state(tmp_path)}\n"
 
 

@@ -31,13 +31,21 @@ def test_every_method_needs_no_gpu(profile, tmp_path, mosquitto):
     url = mosquitto.url.replace("//", "//me:not-for-others@")
     done = profile(*SMALL, "--method", "all", "--preset", "quick", "--mqtt", url)
     assert done.returncode == 0, done.stderr
-    found = written(tmp_path)
-    assert all((found.torch, found.memory, found.benchmark, found.layers, found.nesting))
-    assert "nsight-systems" in found.missing["nsys"]
-    assert "nsight-compute" in found.missing["ncu"]
-    assert (found.model.weights, found.model.data) == ("demo", "256 of the 359 images of demo")
-    assert "OnePass" in {module.name for module in found.torch.modules}
-    assert any("aten::" in operator.name for operator in found.torch.operators)
+    written_profile = written(tmp_path)
+    assert all(
+        (
+            written_profile.torch,
+            written_profile.memory,
+            written_profile.benchmark,
+            written_profile.layers,
+            written_profile.nesting,
+        )
+    )
+    assert "nsight-systems" in written_profile.missing["nsys"]
+    assert "nsight-compute" in written_profile.missing["ncu"]
+    assert (written_profile.model.weights, written_profile.model.data) == ("demo", "256 of the 359 images of demo")
+    assert "OnePass" in {module.name for module in written_profile.torch.modules}
+    assert any("aten::" in operator.name for operator in written_profile.torch.operators)
     for text in ("Operators", "Benchmark", "Components", "Layers", "not installed"):
         assert text in done.stdout
     names = {path.name for path in (tmp_path / "out").iterdir()}
@@ -47,8 +55,8 @@ def test_every_method_needs_no_gpu(profile, tmp_path, mosquitto):
     assert [path.name for path in files if b"not-for-others" in path.read_bytes()] == []
     (record,) = published(tmp_path)
     flags = [flag for flag in record.flags if flag != "busy_machine"]  # as tests beside this one decide
-    assert (record.status, flags, record.case_id) == ("ok", ["profiled"], found.case_id)
-    assert record.timing.median_ms == found.benchmark.step.median_ns / 1e6
+    assert (record.status, flags, record.case_id) == ("ok", ["profiled"], written_profile.case_id)
+    assert record.timing.median_ms == written_profile.benchmark.step.median_ns / 1e6
     warnings = [line for line in done.stderr.splitlines() if line.startswith("warning") and "busy machine" not in line]
     assert warnings == []
 
@@ -60,11 +68,11 @@ def test_every_method_needs_no_gpu(profile, tmp_path, mosquitto):
 def test_the_evaluation_s_profile_as_json(profile, tmp_path):
     done = profile(*SMALL, "--method", "torch", "--workload", "eval", "--steps", "2", "--warmup", "0", "--json")
     assert done.returncode == 0, done.stderr
-    found = msgspec.json.decode(done.stdout, type=Profile)
-    assert found == written(tmp_path)
-    assert [step.number for step in found.torch.steps] == [0, 1]
-    assert {"OnePass", "CrossEntropyLoss"} <= {module.name for module in found.torch.modules}
-    assert "aten::item" in {operator.name for operator in found.torch.operators}
+    written_profile = msgspec.json.decode(done.stdout, type=Profile)
+    assert written_profile == written(tmp_path)
+    assert [step.number for step in written_profile.torch.steps] == [0, 1]
+    assert {"OnePass", "CrossEntropyLoss"} <= {module.name for module in written_profile.torch.modules}
+    assert "aten::item" in {operator.name for operator in written_profile.torch.operators}
     (record,) = published(tmp_path)
     assert (record.timing, record.missing["timing"]) == (None, "the benchmark method was not requested")
 
@@ -117,12 +125,12 @@ def test_an_interrupt_ends_the_child_too(begun, tmp_path):
     (tmp_path / "net.py").write_text(text)
     pid = tmp_path / "pid"
     words = ("profile", "--module", "net.py:build", "--input", "3x4x4", "--device", "cpu", "--output", "out")
-    with begun("benchd", *words) as (process, said):
+    with begun("benchd", *words) as (process, stream):
         wait_for(lambda: pid.exists() and pid.read_text(), process, "the module was never built")
         process.send_signal(signal.SIGINT)
-        told = said.read()
+        output = stream.read()
     assert process.returncode == 130
-    assert "interrupted" in told
+    assert "interrupted" in output
     assert not Path("/proc", pid.read_text()).exists()
 
 
@@ -130,9 +138,12 @@ def test_the_rate_at_which_spikes_cost_what_the_ann_does(profile, tmp_path):
     net = ("snn_stbif_resnet18", "--option", "width=8", "--option", "time_steps=4", "--batch-sizes", "1")
     done = profile(*net, "--variants", "eager", "--method", "break-even", "--preset", "quick", "--device", "cpu")
     assert done.returncode == 0, done.stderr
-    found = written(tmp_path)
-    assert (found.break_even.processes, found.break_even.ann) == (3, "qann_resnet18,eager,b1,width=8")
-    assert found.model.options["time_steps"] == 4
-    assert found.break_even.energy is None
+    written_profile = written(tmp_path)
+    assert (written_profile.break_even.processes, written_profile.break_even.ann) == (
+        3,
+        "qann_resnet18,eager,b1,width=8",
+    )
+    assert written_profile.model.options["time_steps"] == 4
+    assert written_profile.break_even.energy is None
     assert "Break-even" in done.stdout
     assert "spikes per neuron per step" in (tmp_path / "out" / "report.md").read_text()

@@ -123,12 +123,12 @@ def seen_by_doctor(on_board, name):
     machine = on_board(board)
     if l4t is None:
         hide_in_a_container(machine.root)
-    found = {finding["name"]: finding for finding in json.loads(machine.run("benchd", "doctor", "--json"))}
-    assert release in found["jetpack"]["detail"]
-    assert found.get("power mode", {}).get("cure") == mode
+    by_name = {finding["name"]: finding for finding in json.loads(machine.run("benchd", "doctor", "--json"))}
+    assert release in by_name["jetpack"]["detail"]
+    assert by_name.get("power mode", {}).get("cure") == mode
     assert index in machine.run("python", TEGRA, "index", code=int(board is jetson_trees.AGX_ORIN))
     monitor = "ina238" if board.microwatts else "ina3221"
-    assert all(found[sensor]["usable"] for sensor in (monitor, "devfreq", "thermal", "throttle"))
+    assert all(by_name[sensor]["usable"] for sensor in (monitor, "devfreq", "thermal", "throttle"))
     return machine
 
 

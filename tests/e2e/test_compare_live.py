@@ -82,8 +82,8 @@ def test_a_noisy_case_takes_all_looks_in_no_fixed_order_and_is_inconclusive(comp
 def test_five_a_a_comparisons_raise_the_least_effect_that_counts_until_they_are_cleared(compare, here, stub, tmp_path):
     """A machine that calls identical code 4 % apart cannot tell 3 % from it."""
     uneven = stub("uneven", "5 + turn % 2 / 10")
-    one, other = stub("one", "5"), stub("other", "5.15 + turn % 2 / 1000")
-    sides = ("--live", CASE, "--python", one, "--python", other, "--pairs", "3")
+    first, second = stub("one", "5"), stub("other", "5.15 + turn % 2 / 1000")
+    sides = ("--live", CASE, "--python", first, "--python", second, "--pairs", "3")
     before = compare(*sides)
     assert before.returncode == 3
     assert "noise floor" not in before.stderr
@@ -101,8 +101,8 @@ def test_five_a_a_comparisons_raise_the_least_effect_that_counts_until_they_are_
     done = compare(*sides)
     assert (done.returncode, said(done)["verdict"]["answer"]) == (0, "same")
     assert f"{CASE}: less than 4 % does not count: identical code differs by that much here\n" in done.stderr
-    (shown,) = json.loads(here("benchd", "noise-floor", CASE, "--json").stdout)
-    assert (shown["stored"], shown["counted"], shown["floor"]) == (6, 5, 0.04)
+    (entry,) = json.loads(here("benchd", "noise-floor", CASE, "--json").stdout)
+    assert (entry["stored"], entry["counted"], entry["floor"]) == (6, 5, 0.04)
     assert "4 %" in here("benchd", "noise-floor").stdout
     assert "no A/A comparison of other is stored" in here("benchd", "noise-floor", "other").stderr
     assert here("benchd", "noise-floor", "--clear", CASE).stdout == "A/A comparisons deleted: 6\n"
@@ -124,9 +124,9 @@ def test_each_chosen_variant_is_a_comparison_and_all_share_the_error(compare, st
     given = ("--live", "square,b1,size=64", "--python", fast, "--python", slow, "--pairs", "2")
     done = compare(*given, "--variants", "eager,fp16", "--junit", "gate.xml", "--markdown", "gate.md")
     assert done.returncode == 3, done.stderr
-    made = json.loads(done.stdout)
-    assert [one["first"].split()[0] for one in made] == [CASE, CASE.replace("eager", "fp16")]
-    assert [one["verdict"]["confidence"] for one in made] == [0.975, 0.975]
+    comparisons = json.loads(done.stdout)
+    assert [comparison["first"].split()[0] for comparison in comparisons] == [CASE, CASE.replace("eager", "fp16")]
+    assert [comparison["verdict"]["confidence"] for comparison in comparisons] == [0.975, 0.975]
     assert len(written(tmp_path)) == 4
     assert (tmp_path / "gate.xml").read_text().count("<failure ") == 2
     assert (tmp_path / "gate.md").read_text().count("SLOWER") == 2
@@ -161,18 +161,20 @@ def test_a_signal_ends_the_comparison_and_keeps_what_was_measured(stub, tmp_path
         process.send_signal(signal.SIGHUP)
         process.communicate(timeout=WAIT_S)
     assert process.returncode == 130
-    kept = written(tmp_path)
-    assert [[one.status for one in record.processes[:2]] for record in kept] == [["ok", "ok"]] * 2
-    assert "aborted" in {record.status for record in kept}
+    results = written(tmp_path)
+    assert [[process_result.status for process_result in record.processes[:2]] for record in results] == [
+        ["ok", "ok"]
+    ] * 2
+    assert "aborted" in {record.status for record in results}
 
 
 def test_an_error_keeps_what_was_measured(compare, stub, tmp_path):
     """A folder that a log cannot be written to any more."""
     gone = "(turn and (__import__('shutil').rmtree('out/logs'), open('out/logs', 'w'))) and 5 or 5"
     compare("--live", CASE, "--python", stub("steady", "5"), "--python", stub("gone", gone))
-    kept = written(tmp_path)
+    results = written(tmp_path)
     # as the lot fell in the second pair and in the third, whose first process has no log and fails
-    assert [len(record.processes) for record in kept] in ([2, 2], [2, 3], [3, 2])
+    assert [len(record.processes) for record in results] in ([2, 2], [2, 3], [3, 2])
 
 
 def test_a_process_that_dies_ends_the_comparison_with_the_reason(compare, stub, tmp_path):
@@ -209,35 +211,35 @@ def test_the_documented_gate_compares_a_change_with_its_base(here, tmp_path, mon
     short = ("--config", "../config.toml", "--device", "cpu", "--pairs", "3", "--threads", "1", "--output", "../out")
     done = here(*shlex.split(words), *short, "--json")
     assert done.returncode == 3, done.stderr
-    made = said(done)
-    assert made["second"] == "own.net.build,eager,b1,threads=1 of net.py:build"
-    assert made["first"].endswith("of base/net.py:build")
-    assert made["verdict"]["effect"] > 1
+    comparison = said(done)
+    assert comparison["second"] == "own.net.build,eager,b1,threads=1 of net.py:build"
+    assert comparison["first"].endswith("of base/net.py:build")
+    assert comparison["verdict"]["effect"] > 1
     assert "SLOWER" in (folder / "gate.md").read_text()
     assert '<failure message="' in (folder / "gate.xml").read_text()
-    kept = written(tmp_path)
-    assert kept[0].missing["probes"] == "no floor is computed for a comparison"
-    first, second = (record.processes for record in kept)
+    results = written(tmp_path)
+    assert results[0].missing["probes"] == "no floor is computed for a comparison"
+    first, second = (record.processes for record in results)
     assert all(process.blocks.is_interleaved for process in (*first, *second))
     assert [process.cpus for process in first] == [process.cpus for process in second]
     ratios = [
         exp(median(log(late / early) for early, late in zip(a.blocks.medians_ms, b.blocks.medians_ms, strict=False)))
         for a, b in zip(first, second, strict=True)
     ]
-    assert made["ratios"] == pytest.approx(ratios)
-    assert made["verdict"]["effect"] == pytest.approx(geometric_mean(made["ratios"]) - 1)
+    assert comparison["ratios"] == pytest.approx(ratios)
+    assert comparison["verdict"]["effect"] == pytest.approx(geometric_mean(comparison["ratios"]) - 1)
 
 
 def test_a_gate_fails_for_other_answers_of_the_same_weights_and_a_crash_is_an_error(compare, tmp_path):
     (tmp_path / "config.toml").write_text(f"{LIMITED}measure_cap_s = 0.3\n")
-    made = {}
+    files = {}
     for name, forward in (("base", "pass"), ("other", "images = images * 1.5"), ("crash", "os.abort()")):
         (tmp_path / name).mkdir()
-        made[name] = user_module(tmp_path / name, build="torch.manual_seed(0)", forward=forward)
+        files[name] = user_module(tmp_path / name, build="torch.manual_seed(0)", forward=forward)
     options = ("--input", "3x4x4", "--variants", "eager", "--batch-sizes", "1", "--threads", "1", "--pairs", "2")
 
     def gate(change):
-        modules = ("--module", made["base"], "--module", made[change])
+        modules = ("--module", files["base"], "--module", files[change])
         done = compare("--live", *modules, *options, "--fail-on", "check", "--junit", "gate.xml")
         return done.returncode, json.loads(done.stdout)[0]["notes"], (tmp_path / "gate.xml").read_text()
 

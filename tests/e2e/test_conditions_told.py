@@ -40,22 +40,22 @@ def test_the_threads_asked_for_run_whatever_the_module_sets(once, tmp_path):
 
 
 def test_threads_that_the_module_sets_in_each_run_are_told(once, tmp_path):
-    record, told = with_threads(once, tmp_path, 2, "torch.set_num_threads(1)")
+    record, output = with_threads(once, tmp_path, 2, "torch.set_num_threads(1)")
     assert record.environment.threads == 1
     assert "other_threads" in record.flags
-    assert "threads: own.net.build,eager,b1,threads=2: 1 ran, not 2: the model sets its own" in told
+    assert "threads: own.net.build,eager,b1,threads=2: 1 ran, not 2: the model sets its own" in output
 
 
 def test_threads_that_share_a_cpu_are_told(once, tmp_path):
     mine = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(mine)})
     try:
-        record, told = with_threads(once, tmp_path, 2)
+        record, output = with_threads(once, tmp_path, 2)
     finally:
         os.sched_setaffinity(0, mine)
     assert (record.environment.threads, record.environment.cpu_count) == (2, 1)
     assert "shared_cpus" in record.flags
-    assert "threads: own.net.build: 2 threads on the 1 CPU it may use" in told
+    assert "threads: own.net.build: 2 threads on the 1 CPU it may use" in output
 
 
 def test_a_clock_that_was_never_set_is_told(once_apart, tmp_path):

@@ -40,12 +40,12 @@ def demo(environment, port, folder):
     environment = {name: value for name, value in environment.items() if name != "PYTEST_CURRENT_TEST"}
     read_end, write_end = os.pipe()
     arguments = ["benchd", "demo", "--port", str(port)]
-    with os.fdopen(read_end) as said, Program(BRIEFLY, arguments, folder, environment, write_end, PAGES) as process:
+    with os.fdopen(read_end) as stream, Program(BRIEFLY, arguments, folder, environment, write_end, PAGES) as process:
         os.close(write_end)
         try:
-            assert "seven simulated boards; Ctrl-C stops everything" in said.readline()
-            assert f"http://{HOST}:{port}/" in said.readline()
-            yield process, said
+            assert "seven simulated boards; Ctrl-C stops everything" in stream.readline()
+            assert f"http://{HOST}:{port}/" in stream.readline()
+            yield process, stream
         finally:
             process.terminate()
             process.wait(WAIT_S)
@@ -88,8 +88,10 @@ def test_one_command_tells_the_story_of_this_machine_and_seven_simulated_boards(
             row.get_by_role("link", name="record of").click()
             href = page.get_by_role("link", name="raw record").get_attribute("href")
             # rounded by its error, or with its interval where a load made that wide
-            shown = re.search(r"([0-9.]+)(?: ± [0-9.]+| \[[^]]+\])? ms", text)[1]
-            assert shown == f"{json.loads(get(port, href)[2])['timing']['median_ms']:.{len(shown.partition('.')[2])}f}"
+            median = re.search(r"([0-9.]+)(?: ± [0-9.]+| \[[^]]+\])? ms", text)[1]
+            assert (
+                median == f"{json.loads(get(port, href)[2])['timing']['median_ms']:.{len(median.partition('.')[2])}f}"
+            )
             page.goto(f"http://{HOST}:{port}/")
             for words in STORY:
                 page.get_by_role("link", name=words).wait_for(timeout=WAIT_S * 1000)
@@ -103,8 +105,8 @@ def test_one_command_tells_the_story_of_this_machine_and_seven_simulated_boards(
 
 def test_a_machine_that_cannot_measure_is_said_and_the_boards_go_on(environment, tmp_path):
     port = free_port()
-    with demo(environment | {"XDG_CACHE_HOME": "/proc/absent"}, port, tmp_path) as (process, said):
-        assert "this machine is not measured: error: " in said.readline()
+    with demo(environment | {"XDG_CACHE_HOME": "/proc/absent"}, port, tmp_path) as (process, stream):
+        assert "this machine is not measured: error: " in stream.readline()
         wait_for(lambda: has_median(port, b"simulated"), process, step_s=1.0)
         process.terminate()
         assert process.wait(WAIT_S) == 0

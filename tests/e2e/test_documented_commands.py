@@ -57,13 +57,13 @@ NET = "from torch import nn\n\ndef build():\n    net = nn.Linear({0}, 5)\n    ne
 
 def commands():
     """Return every command of the pages' shell blocks, each once, with the first page that prints it."""
-    found = {}
+    by_command = {}
     for page in PAGES:
         for block in re.findall(r"```(?:sh|bash)\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
             for line in block.replace("\\\n", " ").splitlines():
                 if command := re.sub(r"(^|\s+)# .*", "", line):
-                    found.setdefault(command.removeprefix(".venv/bin/"), page)
-    return [(page, command) for command, page in found.items()]
+                    by_command.setdefault(command.removeprefix(".venv/bin/"), page)
+    return [(page, command) for command, page in by_command.items()]
 
 
 COMMANDS = commands()
@@ -178,15 +178,15 @@ def interrupted(line):
     shell = ["env", "--default-signal=INT", "bash", "-ec", line]  # tests that run in the background ignore it
     with subprocess.Popen(shell, env=environment, start_new_session=True, **streams) as process:
         os.close(theirs)
-        said = os.read(ours, 4096)
-        while not re.sub(rb"[^\r\n]* s\r|\r|\x1b\[J", b"", said):  # the clock of a start that takes its time
-            said += os.read(ours, 4096)
+        output = os.read(ours, 4096)
+        while not re.sub(rb"[^\r\n]* s\r|\r|\x1b\[J", b"", output):  # the clock of a start that takes its time
+            output += os.read(ours, 4096)
         process.send_signal(signal.SIGINT)
         with suppress(OSError):  # a terminal without a process ends so
-            while said := said + os.read(ours, 4096):
+            while output := output + os.read(ours, 4096):
                 pass
     os.close(ours)
-    return process.returncode, said.decode()
+    return process.returncode, output.decode()
 
 
 @pytest.mark.usefixtures("at_site")
@@ -202,15 +202,15 @@ def test_a_command_does_what_its_page_says(page, line, checkout, mosquitto, monk
     with (checkout / "lock" / NAME).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if re.match(SPEAKS, line):
-            code, said = interrupted(line)
+            code, output = interrupted(line)
         elif re.match("benchd |bench-once", line):
-            code, said = called(line, monkeypatch, capfd)
+            code, output = called(line, monkeypatch, capfd)
             with warnings.catch_warnings():  # who finds the machine busy leaves its files to the end of its process
                 warnings.simplefilter("ignore", ResourceWarning)
                 gc.collect()
         else:
-            code, said = started(line)
+            code, output = started(line)
     plans = re.match(PLANS, line)
-    assert "Traceback" not in said
-    assert ("already being measured" in said) == bool(plans or "--wait" in line), said
-    assert code in ([7] if plans else [0, 130, -signal.SIGINT] if re.match(SPEAKS, line) else [0]), said
+    assert "Traceback" not in output
+    assert ("already being measured" in output) == bool(plans or "--wait" in line), output
+    assert code in ([7] if plans else [0, 130, -signal.SIGINT] if re.match(SPEAKS, line) else [0]), output

@@ -104,9 +104,9 @@ def test_from_a_flashed_board_to_a_message_on_the_broker(machine):
     assert "MAXN_SUPER: sudo nvpmodel -m 2" in typed(machine, power)
     assert machine.succeeds("test", "-e", "/run/jetson_clocks")
     typed(machine, broker)
-    said = typed(machine, service, stdin=password(machine, "orin-1"))
-    assert "yes  cuda         13.0 on Orin" in said
-    assert "benchd: benchd runs; systemctl status benchd shows what it does" in said
+    output = typed(machine, service, stdin=password(machine, "orin-1"))
+    assert "yes  cuda         13.0 on Orin" in output
+    assert "benchd: benchd runs; systemctl status benchd shows what it does" in output
     machine.until(lambda: 'Status: "idle; mqtt up"' in typed(machine, "systemctl status benchd"), "benchd.service")
     assert "service" in typed(machine, "/opt/benchd/current/bin/benchd doctor --unit")
     typed(machine, "sudo systemctl reload benchd")

@@ -20,7 +20,7 @@ def test_compare_names_the_verdict_and_exits_by_it(here, results):
     assert "+2.00 %" in slower.stdout
     faster = here("benchd", "compare", after, before, "--json")
     assert faster.returncode == 0
-    assert [one["verdict"]["answer"] for one in json.loads(faster.stdout)] == ["faster", "faster"]
+    assert [comparison["verdict"]["answer"] for comparison in json.loads(faster.stdout)] == ["faster", "faster"]
     assert here("benchd", "compare", results("close", scale=1.01), before, "--min-effect", "1%").returncode == 4
     assert here("benchd", "compare", before, results("again")).stdout.count("SAME") == 2
 
@@ -30,7 +30,7 @@ def test_a_gate_fails_on_what_it_is_told_and_says_when_it_decided_nothing(here, 
     assert here("benchd", "compare", before, after, "--fail-on", "check").returncode == 0
     assert here("benchd", "compare", before, after, "--fail-on", "speed").returncode == 2
     only = json.loads(here("benchd", "compare", before, after, "--variants", "custom", "--json").stdout)
-    assert ["custom" in one["first"] for one in only] == [True]
+    assert ["custom" in comparison["first"] for comparison in only] == [True]
     none = here("benchd", "compare", before, after, "--batch-sizes", "2", "--junit", "gate.xml")
     assert none.returncode == 6
     assert f"no record in {before} or {after} matches these variants and batch sizes" in none.stderr
@@ -89,11 +89,11 @@ def test_recommend_names_what_to_ship_and_exits_4_where_it_cannot(here, results)
 
 def test_a_baseline_is_set_shown_and_cleared(here, results, tmp_path):
     assert here("benchd", "baseline", "set", results("before")).returncode == 0
-    shown = here("benchd", "baseline", "show").stdout
-    assert "baseline of bench-abc123" in shown
-    assert "vim_tiny,custom,b1" in shown
-    assert "Expected: at most 0.05 false alarms per month, in 61 results of 2 cases." in shown
-    assert "No alarm yet: the baseline has 1 of the 5 runs, half a day apart, that an alarm needs: pin" in shown
+    output = here("benchd", "baseline", "show").stdout
+    assert "baseline of bench-abc123" in output
+    assert "vim_tiny,custom,b1" in output
+    assert "Expected: at most 0.05 false alarms per month, in 61 results of 2 cases." in output
+    assert "No alarm yet: the baseline has 1 of the 5 runs, half a day apart, that an alarm needs: pin" in output
     config = tmp_path / "benchd.toml"
     config.write_text(
         'baseline.false_alarms_per_month = 2.0\n[[suite]]\nname = "s"\nevery = "1h"\nmodels = ["square"]\n'
@@ -125,14 +125,14 @@ def test_a_run_is_held_against_its_baseline_and_the_path_of_its_page_comes_last(
     assert first.returncode == 0, first.stderr
     assert first.stdout.endswith("out/report.html\n")
     assert "<h1>benchd report</h1>" in (tmp_path / "out" / "report.html").read_text()
-    held = once(*SQUARE, "--baseline", "out", "--fail-on", "slower,inconclusive")
-    assert held.returncode == 4, held.stdout + held.stderr
-    assert "INCONCLUSIVE" in held.stdout
+    done = once(*SQUARE, "--baseline", "out", "--fail-on", "slower,inconclusive")
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "INCONCLUSIVE" in done.stdout
     assert re.search(
-        r"A has 1 of the 3 processes that a verdict needs: run (\w+=\S+ )*bench-once --case square,eager", held.stdout
+        r"A has 1 of the 3 processes that a verdict needs: run (\w+=\S+ )*bench-once --case square,eager", done.stdout
     )
     record = written(tmp_path)[0]
-    (tmp_path / "faster").write_bytes(b"".join(encode(one) + b"\n" for one in far_faster(record)))
+    (tmp_path / "faster").write_bytes(b"".join(encode(entry) + b"\n" for entry in far_faster(record)))
     slower = once(*SQUARE, "--processes", "3", "--baseline", "faster", "--fail-on", "slower")
     assert slower.returncode == 3, slower.stdout + slower.stderr
     assert "SLOWER" in slower.stdout

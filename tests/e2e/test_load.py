@@ -14,9 +14,9 @@ def test_a_server_is_measured_reported_and_recommended(here, once, tmp_path):
     done = once(*SERVER, "--rate", "300Hz", "--streams", "1,2", *GOAL)
     assert done.returncode == 0, done.stderr
     assert "90 asked = " in done.stdout
-    found = written(tmp_path)
-    assert [record.case.streams for record in found] == [1, 2]
-    for record in found:
+    results = written(tmp_path)
+    assert [record.case.streams for record in results] == [1, 2]
+    for record in results:
         requests = record.requests
         assert requests.asked == 90 == requests.answered + requests.late + requests.dropped
         assert requests.arrivals_p > 0.01
@@ -34,9 +34,9 @@ def test_a_server_is_measured_reported_and_recommended(here, once, tmp_path):
 
 
 def test_a_demand_without_records_says_what_to_measure(here, results):
-    asked = here("benchd", "recommend", results("a.jsonl"), "--rate", "30", "--streams", "4", "--deadline", "33ms")
-    assert asked.returncode == 2
-    assert "bench-once --scenario server --streams 4 --rate 30 --deadline 33ms" in asked.stderr
+    done = here("benchd", "recommend", results("a.jsonl"), "--rate", "30", "--streams", "4", "--deadline", "33ms")
+    assert done.returncode == 2
+    assert "bench-once --scenario server --streams 4 --rate 30 --deadline 33ms" in done.stderr
     half = here("benchd", "recommend", results("a.jsonl"), "--rate", "30")
     assert half.returncode == 2
     assert "give both --rate and --deadline" in half.stderr

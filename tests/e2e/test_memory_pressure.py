@@ -32,11 +32,11 @@ def group():
 
 def scores(pid):
     """Return by how much the kernel kills the children of a process before others."""
-    found = []
+    readings = []
     for child in psutil.Process(pid).children():
         with suppress(OSError):  # it has ended meanwhile
-            found.append(int(Path(f"/proc/{child.pid}/oom_score_adj").read_text()))
-    return found
+            readings.append(int(Path(f"/proc/{child.pid}/oom_score_adj").read_text()))
+    return readings
 
 
 def test_a_worker_that_exceeds_the_memory_does_not_stop_the_service(site, group):  # noqa: F811

@@ -26,9 +26,9 @@ RANDOM = "agreement on random weights, accuracy unknown"
 @pytest.mark.slow
 def test_a_detector_is_compiled_and_exported_without_its_suppression(measured):
     arguments = ("--models", "torchvision:ssdlite320_mobilenet_v3_large", "--option", "image_size=128")
-    done, found = measured(*arguments, "--variants", "eager,compile,onnxruntime")
+    done, results = measured(*arguments, "--variants", "eager,compile,onnxruntime")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [record.check.passed for record in found] == [True] * 3
+    assert [record.check.passed for record in results] == [True] * 3
 
 
 def test_a_fine_tuned_checkpoint_is_run_on_images_as_its_library_prepares_them(measured, tmp_path):

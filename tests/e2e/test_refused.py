@@ -159,16 +159,16 @@ def test_verdicts_in_two_forms_need_two_files(here, tmp_path, results):
 
 @pytest.mark.parametrize("option", ["--junit", "--markdown"])
 def test_verdicts_do_not_overwrite_what_is_compared(here, tmp_path, results, option):
-    kept = (tmp_path / results("a")).read_bytes()
+    content = (tmp_path / results("a")).read_bytes()
     done = here("benchd", "compare", results("a"), results("b"), option, f"./{results('a')}")
     assert (done.returncode, "the same file as what is compared" in done.stderr) == (2, True)
-    assert (tmp_path / results("a")).read_bytes() == kept
+    assert (tmp_path / results("a")).read_bytes() == content
     for name in ("before", "after"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "records.jsonl").write_bytes(kept)
+        (tmp_path / name / "records.jsonl").write_bytes(content)
     done = here("benchd", "compare", "before", "after", option, "before/records.jsonl")
     assert (done.returncode, "the same file as what is compared" in done.stderr) == (2, True)
-    assert (tmp_path / "before" / "records.jsonl").read_bytes() == kept
+    assert (tmp_path / "before" / "records.jsonl").read_bytes() == content
     live = ("--live", "square,eager", "square,compile", "--output", "after")
     done = here("benchd", "compare", *live, option, "after/records.jsonl")
     assert (done.returncode, "the same file as what is compared" in done.stderr) == (2, True)
@@ -292,9 +292,9 @@ def test_accuracy_of_random_weights_is_refused(here, tmp_path):
 
 
 def test_help_names_every_option_and_list_every_model(here):
-    shown = here("bench-once", "--help").stdout
+    output = here("bench-once", "--help").stdout
     for option in ("--models", "--variants", "--option", "--preset", "--mqtt", "--module", "Example:"):
-        assert option in shown
+        assert option in output
     listed = here("benchd", "list").stdout
     for model in catalog.MODELS:
         assert f"{model}: " in listed
@@ -312,7 +312,7 @@ def test_what_runs_nowhere_is_not_listed_and_says_why(here):
     fp8 = here("bench-once", "--models", "square", "--variants", "tensorrt-fp8", "--dry-run")
     assert (fp8.returncode, "tensorrt-fp8: benchd does not write FP8 files: only GPUs of" in fp8.stderr) == (2, True)
     executorch = here("bench-once", "--models", "square", "--variants", "executorch-int8", "--dry-run")
-    said = "executorch-int8: benchd does not write ExecuTorch programs: ExecuTorch 1.5 needs NumPy 2"
-    assert (executorch.returncode, said in executorch.stderr) == (2, True)
+    reason = "executorch-int8: benchd does not write ExecuTorch programs: ExecuTorch 1.5 needs NumPy 2"
+    assert (executorch.returncode, reason in executorch.stderr) == (2, True)
     planned = here("bench-once", "--models", "vim_tiny", "--variants", "custom-int8", "--dry-run").stdout
     assert "custom-int8,b1: vim_tiny has no int8 kernels: our kernels convolve only the integers of spiking" in planned

@@ -138,7 +138,9 @@ class Site(Watcher):
     def seen(self, kind):
         """Return the messages under this topic of the device that have been heard."""
         topic = f"benchd/v1/{self.device}/{kind}"
-        return [json.loads(one.payload) for one in self.all if one.topic.startswith(topic) and one.payload]
+        return [
+            json.loads(message.payload) for message in self.all if message.topic.startswith(topic) and message.payload
+        ]
 
     def until(self, kind, **fields):
         """Return the next message under this topic of the device whose fields are these."""
@@ -150,9 +152,9 @@ class Site(Watcher):
         until_s = time.monotonic() + wait_s
         while True:
             message = self.hear(max(0.0, until_s - time.monotonic()))
-            found = json.loads(message.payload) if message.payload else {}
-            if message.topic.startswith(f"benchd/v1/{self.device}/{kind}") and fields.items() <= found.items():
-                return found
+            body = json.loads(message.payload) if message.payload else {}
+            if message.topic.startswith(f"benchd/v1/{self.device}/{kind}") and fields.items() <= body.items():
+                return body
 
     def _fail(self, what):
         topics, log = [message.topic for message in self.all], (self.folder / "log").read_text()
@@ -161,8 +163,8 @@ class Site(Watcher):
     def seen_or_until(self, kind):
         """Return the message under exactly this topic, which may have come before others that were waited for."""
         topic = f"benchd/v1/{self.device}/{kind}"
-        seen = [message.payload for message in self.all if message.topic == topic and message.payload]
-        return json.loads(seen[-1]) if seen else self.until(kind)
+        payloads = [message.payload for message in self.all if message.topic == topic and message.payload]
+        return json.loads(payloads[-1]) if payloads else self.until(kind)
 
     def begun(self):
         """Wait until a case is under way."""
@@ -239,8 +241,8 @@ def test_every_message_of_a_session_is_as_the_documentation_says(site):
         site.command("run", suite="../x")
         process.terminate()
         site.until("status", state="offline")
-    seen = {document.validate(message.topic, message.payload) for message in site.all}
-    assert seen == set(document.tree["channels"])
+    channels = {document.validate(message.topic, message.payload) for message in site.all}
+    assert channels == set(document.tree["channels"])
 
 
 def pin(path, record):
@@ -302,7 +304,9 @@ def test_a_service_killed_during_a_case_reports_it_and_continues_with_the_next(s
     site.until("status", state="offline")
     with site.configure().service():
         results = [site.until("result/") for _ in case_ids]
-    assert [(one["case_id"], one["status"]) for one in results] == list(zip(case_ids, ("aborted", "ok"), strict=True))
+    assert [(result["case_id"], result["status"]) for result in results] == list(
+        zip(case_ids, ("aborted", "ok"), strict=True)
+    )
     assert results[0]["reason"] == "the service died while this case ran"
 
 
@@ -319,11 +323,11 @@ def test_a_record_that_is_only_in_the_log_is_processed_and_not_measured_again(si
         wait_for(lambda: not facts(site)["schedule"]["passes"], process)
         process.terminate()
         assert process.wait(WAIT_S) == 0
-    kept = journal_of(site)
-    assert [(record.case_id, record.status) for record in kept] == [(case_id, "ok") for case_id in case_ids]
+    journal = journal_of(site)
+    assert [(record.case_id, record.status) for record in journal] == [(case_id, "ok") for case_id in case_ids]
     if connects:
         results = [site.until("result/"), site.until("result/")]
-        assert [result["run_id"] for result in results] == [record.run_id for record in kept]
+        assert [result["run_id"] for result in results] == [record.run_id for record in journal]
 
 
 def journal_of(site):
@@ -333,8 +337,8 @@ def journal_of(site):
 
 
 def samplers_of(pid):
-    found = psutil.Process(pid).children()
-    return {child.pid for child in found if "benchd.daemon.sampling.sources" in child.cmdline()}
+    children = psutil.Process(pid).children()
+    return {child.pid for child in children if "benchd.daemon.sampling.sources" in child.cmdline()}
 
 
 def test_a_running_pass_is_cancelled_by_command(site):
@@ -389,12 +393,12 @@ def test_a_service_rolled_back_after_a_crash_in_an_unknown_case_starts_and_repor
             process.terminate()
             assert process.wait(WAIT_S) == 0
         site.until("event", event="stopped")
-        told = [
+        details = [
             event["detail"].partition(" and is now")[0]
             for event in site.seen("event")
             if event["event"] == "state_lost"
         ]
-        assert told == lost
+        assert details == lost
 
 
 @pytest.fixture
@@ -458,9 +462,9 @@ def test_a_state_folder_that_cannot_be_written_is_said_at_once(site, disk):
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     with site.configure().service(connects=False) as process:
         assert process.wait(WAIT_S) == 2
-    said = (site.folder / "log").read_text()
-    assert f"cannot create the state folder {disk}/benchd: Read-only file system" in said
-    assert "Traceback" not in said
+    log = (site.folder / "log").read_text()
+    assert f"cannot create the state folder {disk}/benchd: Read-only file system" in log
+    assert "Traceback" not in log
 
 
 def test_systemd_hears_ready_status_watchdog_and_stopping(site, tmp_path):
@@ -468,16 +472,16 @@ def test_systemd_hears_ready_status_watchdog_and_stopping(site, tmp_path):
         notify.bind(str(tmp_path / "notify"))
         notify.settimeout(WAIT_S)
         with site.configure().service(NOTIFY_SOCKET=str(tmp_path / "notify")) as process:
-            said = [notify.recv(4096).decode()]
-            assert said == ["READY=1"]
-            while not {"STATUS=idle; mqtt up", "WATCHDOG=1"} <= set(said):
-                said.append(notify.recv(4096).decode())
+            messages = [notify.recv(4096).decode()]
+            assert messages == ["READY=1"]
+            while not {"STATUS=idle; mqtt up", "WATCHDOG=1"} <= set(messages):
+                messages.append(notify.recv(4096).decode())
             process.send_signal(signal.SIGHUP)
-            while not said[-1].startswith("RELOADING=1\nMONOTONIC_USEC="):
-                said.append(notify.recv(4096).decode())
+            while not messages[-1].startswith("RELOADING=1\nMONOTONIC_USEC="):
+                messages.append(notify.recv(4096).decode())
             process.terminate()
-            while said[-1] != "STOPPING=1":
-                said.append(notify.recv(4096).decode())
+            while messages[-1] != "STOPPING=1":
+                messages.append(notify.recv(4096).decode())
 
 
 def test_two_services_never_share_a_state_folder(site):

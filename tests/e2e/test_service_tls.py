@@ -88,8 +88,8 @@ def test_an_expired_certificate_breaks_the_connection_until_it_is_renewed(tmp_pa
             wait_for(lambda: is_delivered(state), process)
         with serving(tmp_path, authority, expired, port):
             wait_for(lambda: "certificate has expired" in log(), process)
-            told = tmp_path / "mosquitto.log"
-            wait_for(lambda: told.read_text().count("alert certificate expired") > 1, process)
+            log_file = tmp_path / "mosquitto.log"
+            wait_for(lambda: log_file.read_text().count("alert certificate expired") > 1, process)
             (tmp_path / "benchd.toml").write_text("[devise]")
             process.send_signal(signal.SIGHUP)  # which is an event
             wait_for(lambda: not is_delivered(state), process)

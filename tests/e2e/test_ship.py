@@ -100,9 +100,9 @@ def shipped(benchd, place):
             if model:
                 assert "ship: " in done.stdout
             else:
-                told = json.loads(done.stdout)
-                assert (told["race"]["winner"], told["folder"]) == (variant, str(out))
-                assert told["manifest"] == json.loads((out / manifest.MANIFEST).read_text())
+                report = json.loads(done.stdout)
+                assert (report["race"]["winner"], report["folder"]) == (variant, str(out))
+                assert report["manifest"] == json.loads((out / manifest.MANIFEST).read_text())
         return out
 
     return folder
@@ -122,13 +122,18 @@ def sealed(folder):
 
 def test_a_folder_is_whole_and_nothing_is_left_beside_it(shipped):
     folder = shipped("onnxruntime")
-    found = manifest.read(folder)
-    assert {one.name for one in found.resources} == {"LOAD.md", "golden.npz", "model.onnx", "records.jsonl"}
+    contents = manifest.read(folder)
+    assert {resource.name for resource in contents.resources} == {
+        "LOAD.md",
+        "golden.npz",
+        "model.onnx",
+        "records.jsonl",
+    }
     assert not folder.with_name(f"{folder.name}.race").exists()
-    assert len(found.promised.processes_ms) >= PROMISED  # more where their interval is wide
-    assert found.promised.low_ms <= found.promised.latency_ms <= found.promised.high_ms
-    assert [one.name for one in found.outputs] == ["scores", "others"]
-    assert [one.name for one in (*found.inputs, *found.read)] == ["x", "x"]  # as the user calls it
+    assert len(contents.promised.processes_ms) >= PROMISED  # more where their interval is wide
+    assert contents.promised.low_ms <= contents.promised.latency_ms <= contents.promised.high_ms
+    assert [tensor.name for tensor in contents.outputs] == ["scores", "others"]
+    assert [tensor.name for tensor in (*contents.inputs, *contents.read)] == ["x", "x"]  # as the user calls it
 
 
 def test_a_folder_that_is_there_already_is_not_replaced(shipped, benchd):
@@ -150,14 +155,14 @@ def test_what_was_shipped_is_verified_and_its_name_is_no_path(shipped, benchd, t
     seal(folder)
     done = benchd("verify", folder, "--json", "--processes", "3", *SHORT)
     assert not outside.exists()
-    found = json.loads(done.stdout)
-    assert found["answer"] in {"kept", "slower", "faster", "inconclusive"}, found  # a busy machine is slow
-    assert found["processes"] == 3
+    report = json.loads(done.stdout)
+    assert report["answer"] in {"kept", "slower", "faster", "inconclusive"}, report  # a busy machine is slow
+    assert report["processes"] == 3
     of_winner = results.read(folder)[-1]
     assert all(layer.covers for process in of_winner.processes for layer in process.layers)
     assert of_winner.processes[0].layers
     of_machine = {"", *doubts.BUSY.values()}  # else why inconclusive
-    assert found["answer"] != "kept" or set(found["reason"].split(", ")) <= of_machine
+    assert report["answer"] != "kept" or set(report["reason"].split(", ")) <= of_machine
 
 
 def test_verifying_within_a_folder_runs_no_file_of_it(shipped, command, tmp_path):
@@ -324,7 +329,7 @@ def installed_alone(folder, tmp_path):
     """Return the interpreter of an environment with what LOAD.md installs, and no more."""
     (line,) = re.findall(r"^python -m pip install (.+)$", (folder / "LOAD.md").read_text(), re.MULTILINE)
     packages = line.partition(" --extra-index-url ")[0].split()
-    return fresh.python(tmp_path, [re.sub(r"^(benchd)-.+\.whl$", r"\1", one) for one in packages])
+    return fresh.python(tmp_path, [re.sub(r"^(benchd)-.+\.whl$", r"\1", package) for package in packages])
 
 
 @pytest.mark.parametrize("variant", ["onnxruntime", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])

@@ -20,10 +20,10 @@ def test_the_printed_command_measures_the_same_case_in_the_same_environment(here
     for name in variables:
         monkeypatch.delenv(name)
     (first,) = results.read(tmp_path / "out")
-    shown = here("benchd", "show", first.case_id, "--results", "out", "--command")
-    assert "a configuration file set warm_up_cap_s 0.05, check_images 1, cap_s 0.1" in shown.stderr
-    assert shown.stdout.split("bench-once")[1] == f" --case {first.case_id} --records out\n"
-    *settings, program, option, case_id, records, folder = shlex.split(shown.stdout)
+    done = here("benchd", "show", first.case_id, "--results", "out", "--command")
+    assert "a configuration file set warm_up_cap_s 0.05, check_images 1, cap_s 0.1" in done.stderr
+    assert done.stdout.split("bench-once")[1] == f" --case {first.case_id} --records out\n"
+    *settings, program, option, case_id, records, folder = shlex.split(done.stdout)
     for setting in settings:
         monkeypatch.setenv(*setting.split("=", 1))
     again = here(program, option, case_id, records, folder, "--config", "tiny.toml", "--output", "again", limits=())
@@ -63,19 +63,19 @@ def test_an_id_finds_its_run_or_the_newest_of_its_case(here, tmp_path):
 def test_the_command_of_an_own_model_says_in_which_folder_it_runs(here, tmp_path):
     record = made(case=Case(model="own.net.build"), own=UserModule("net.py:build"), inputs=Inputs(weights="w.pt"))
     (tmp_path / "one.jsonl").write_bytes(encode(record) + b"\n")
-    shown = here("benchd", "show", "one.jsonl", "--command")
+    done = here("benchd", "show", "one.jsonl", "--command")
     note = (
         "note: own.net.build,eager,b1: run it in the folder with net.py:build, w.pt, because records do not store paths"
     )
-    assert note in shown.stderr
+    assert note in done.stderr
 
 
 def test_the_command_of_what_ship_measured_is_one_of_bench_once_and_a_note_names_verify(here, tmp_path):
     (tmp_path / "shipped").mkdir()
     (tmp_path / "shipped" / "records.jsonl").write_bytes(encode(made(preset="ship")) + b"\n")
-    shown = here("benchd", "show", "shipped", "--command")
-    assert "--preset" not in shown.stdout
-    assert shown.stderr == "note: vim_tiny,eager,b1: measured by benchd ship; `benchd verify DIR` repeats it\n"
+    done = here("benchd", "show", "shipped", "--command")
+    assert "--preset" not in done.stdout
+    assert done.stderr == "note: vim_tiny,eager,b1: measured by benchd ship; `benchd verify DIR` repeats it\n"
 
 
 @pytest.mark.parametrize("folder", ["bench-out", "absent"])

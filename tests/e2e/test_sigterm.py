@@ -60,8 +60,8 @@ def running(folder):
 
 def left_of(folder):
     """Return the processes that were started for this folder and run on."""
-    found = [process for process in psutil.process_iter(["environ"]) if process.info["environ"]]
-    return [process for process in found if process.info["environ"].get("XDG_STATE_HOME") == str(folder / "state")]
+    processes = [process for process in psutil.process_iter(["environ"]) if process.info["environ"]]
+    return [process for process in processes if process.info["environ"].get("XDG_STATE_HOME") == str(folder / "state")]
 
 
 def stopped_often(folder, url, environment, count):

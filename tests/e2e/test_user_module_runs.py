@@ -72,10 +72,10 @@ def run(here, once, tmp_path):
         before = len(written(tmp_path))
         done = once(*arguments) if program == "bench-once" else here(program, *arguments, *LIMITS)
         (tmp_path / "said").write_text(f"{done.stdout}exit {done.returncode}")
-        made = written(tmp_path)[before:]
-        assert [record.check and record.check.passed for record in made] == [True] * len(made), done.stdout
-        assert made, done.stderr
-        return made
+        results = written(tmp_path)[before:]
+        assert [record.check and record.check.passed for record in results] == [True] * len(results), done.stdout
+        assert results, done.stderr
+        return results
 
     return run
 
@@ -105,8 +105,8 @@ def test_a_module_is_measured_as_it_is_now_and_leaves_nothing_behind(run, tmp_pa
     assert sameness.files_changed([other, edited]) == ["helper.py"]
     assert sameness.files_changed([eager, edited]) == []
     assert first.model.weights_sha256 == other.model.weights_sha256 == edited.model.weights_sha256
-    kept = tmp_path / "state" / "benchd" / "artifacts"
-    assert [path.parent.name for path in kept.glob("*/model.onnx")] == [edited.artifacts[0].key]
+    store = tmp_path / "state" / "benchd" / "artifacts"
+    assert [path.parent.name for path in store.glob("*/model.onnx")] == [edited.artifacts[0].key]
 
 
 EDITS = "Path(__file__).with_name('helper.py').open('a').write('TURNS += 1\\n')\nfrom helper import TURNS"
@@ -128,8 +128,8 @@ def test_a_module_that_is_edited_while_it_is_measured_ends_the_comparison(run, t
     """Its helper is another one in each process."""
     own = ("--module", net(tmp_path / "own", "TURNS", EDITS))
     (tmp_path / "own" / "helper.py").write_text("TURNS = 1\n")
-    made = run("benchd", "compare", "--live", "eager,b1", *own, *own, "--pairs", "2")
-    (edited,) = [record for record in made if len(record.processes) == 2]
+    results = run("benchd", "compare", "--live", "eager,b1", *own, *own, "--pairs", "2")
+    (edited,) = [record for record in results if len(record.processes) == 2]
     assert (edited.status, edited.timing) == ("failed", None)
     assert "exact answers to the same inputs differ" in edited.reason
     assert ": helper.py changed; " in edited.reason
@@ -139,10 +139,10 @@ def test_a_data_file_that_changes_between_two_variants_is_named_and_nothing_ship
     own = net(tmp_path / "own", "turns", COUNTS)
     (tmp_path / "own" / "table").write_text("1")
     run("bench-once", "--module", own, "--variants", "eager,bf16")
-    said = (tmp_path / "said").read_text()
-    assert "own.net.build b1: nothing to ship: its exact answers to the same inputs differ" in said
-    assert ": table changed; " in said
-    assert said.endswith("exit 1")
+    output = (tmp_path / "said").read_text()
+    assert "own.net.build b1: nothing to ship: its exact answers to the same inputs differ" in output
+    assert ": table changed; " in output
+    assert output.endswith("exit 1")
 
 
 @pytest.mark.parametrize(
@@ -158,9 +158,9 @@ def test_variants_of_what_changes_during_a_run_are_not_ranked(run, tmp_path, doe
     (tmp_path / "own" / "w.safetensors").touch()
     eager, half = run("bench-once", "--module", own, "--variants", "eager,bf16", *options)
     assert (eager.status, half.status) == ("ok", "ok")
-    said = (tmp_path / "said").read_text()
-    assert f"own.net.build b1: nothing to ship: {words}" in said
-    assert said.endswith("exit 1")
+    output = (tmp_path / "said").read_text()
+    assert f"own.net.build b1: nothing to ship: {words}" in output
+    assert output.endswith("exit 1")
 
 
 def test_an_onnx_file_that_is_replaced_between_two_processes_fails_its_case(here, tmp_path, monkeypatch):

@@ -54,7 +54,7 @@ def drift(types_of_ours: types.ModuleType) -> list[str]:
     """Return what the real bindings lack or have otherwise, of the protocols in a module."""
     ours = {name: cls for name, cls in vars(types_of_ours).items() if getattr(cls, "_is_protocol", False)}
     ours = {name: cls for name, cls in ours.items() if cls.__module__ == types_of_ours.__name__ and name != "Logger"}
-    return [found for name, cls in ours.items() for found in of_class(name, cls)]
+    return [difference for name, cls in ours.items() for difference in of_class(name, cls)]
 
 
 def of_class(name: str, ours: type) -> list[str]:
@@ -64,13 +64,13 @@ def of_class(name: str, ours: type) -> list[str]:
             return [f"{name} is not there"]
         real = getattr(real, part)
     members = [*ours.__annotations__, *(n for n in vars(ours) if inspect.isfunction(vars(ours)[n]) and n[0] != "_")]
-    found = []
+    differences = []
     for member in members:
         if hasattr(real, member):
-            found += of_member(f"{name}.{member}", getattr(real, member), ours, member)
+            differences += of_member(f"{name}.{member}", getattr(real, member), ours, member)
         else:
-            found.append(f"{name}.{member} is not there")
-    return found
+            differences.append(f"{name}.{member} is not there")
+    return differences
 
 
 def of_member(where: str, real: object, ours: type, member: str) -> list[str]:
@@ -105,9 +105,9 @@ def result_name(text: str) -> str:
 
 def our_result(annotation: typing.Any) -> str:
     """Return our type by its name; what may be None is so in C++ without a word."""
-    kept = [part for part in typing.get_args(annotation) if part is not type(None)]
+    members = [part for part in typing.get_args(annotation) if part is not type(None)]
     if isinstance(annotation, types.UnionType):
-        (annotation,) = kept
+        (annotation,) = members
     if isinstance(annotation, types.GenericAlias):
         return str(annotation)
     return "object" if annotation is object else getattr(annotation, "__name__", str(annotation))
@@ -192,8 +192,8 @@ class Libraries:
         self.stub.teach(lambda: self._network.num_layers, lambda *_: len(self.on_dla))
         self._layer = self._object(LAYER, lambda: self._network.get_layer(0))
         profile = self._object(PROFILE, self._builder.create_optimization_profile)
-        one = trt.Dims([1])
-        self.stub.teach(lambda: refused(profile.set_shape, "images", one, one, one), self._set_bound)
+        dims = trt.Dims([1])
+        self.stub.teach(lambda: refused(profile.set_shape, "images", dims, dims, dims), self._set_bound)
 
     def _teach_memory(self, memory, content):
         self.stub.teach(lambda: memory.nbytes, len(content))
@@ -348,9 +348,9 @@ def libraries(_libraries):
     yield _libraries
     vars(_libraries).clear()
     vars(_libraries).update(fresh)
-    for told in fresh.values():
-        if isinstance(told, list):
-            told.clear()
+    for log in fresh.values():
+        if isinstance(log, list):
+            log.clear()
 
 
 def build(folder, **changes):
@@ -394,16 +394,16 @@ def test_only_the_batch_may_be_dynamic(libraries, tmp_path):
 
 def test_a_parser_error_names_the_node_its_operator_and_the_line(libraries, tmp_path):
     libraries.parses = False
-    with pytest.raises(BuildError, match=r"TensorRT cannot read model.onnx: ") as told:
+    with pytest.raises(BuildError, match=r"TensorRT cannot read model.onnx: ") as raised:
         build(tmp_path)
-    assert "node /scan/Pow_3 (Pow): no importer [Parser.cpp:345]" in str(told.value)
+    assert "node /scan/Pow_3 (Pow): no importer [Parser.cpp:345]" in str(raised.value)
 
 
 def test_no_plan_is_an_error_with_what_the_log_said_last(libraries, tmp_path):
     libraries.plan, libraries.errors_of_build = None, ["first", "second", "third", "no implementation for node"]
-    with pytest.raises(BuildError) as told:
+    with pytest.raises(BuildError) as raised:
         build(tmp_path)
-    assert str(told.value) == "TensorRT could not build the engine: second; third; no implementation for node"
+    assert str(raised.value) == "TensorRT could not build the engine: second; third; no implementation for node"
     assert not (tmp_path / "plan").exists()
     assert len(libraries.flags) == (2 if MAJOR == 10 else 1)
 
@@ -411,9 +411,9 @@ def test_no_plan_is_an_error_with_what_the_log_said_last(libraries, tmp_path):
 def test_a_build_without_memory_says_what_may_help_and_is_not_tried_again(libraries, tmp_path):
     error = "Error Code 1: Cuda Runtime (out of memory)"
     libraries.plan, libraries.errors_of_build = None, [error, "no implementation for node"]
-    with pytest.raises(OutOfMemory, match="out of memory while building; close other programs") as told:
+    with pytest.raises(OutOfMemory, match="out of memory while building; close other programs") as raised:
         build(tmp_path)
-    assert error in str(told.value)
+    assert error in str(raised.value)
     assert len(libraries.flags) == 1
 
 
@@ -458,13 +458,13 @@ def test_a_build_that_ends_itself_at_its_limit_keeps_its_times_and_is_not_tried_
 
 
 def test_kept_times_are_used_and_those_of_another_gpu_are_not(libraries, tmp_path):
-    kept = tmp_path / "times"
-    kept.write_bytes(b"earlier times")
-    build(tmp_path, timing_cache=kept)
-    kept.write_bytes(b"of another GPU")
-    build(tmp_path, timing_cache=kept)
+    cache = tmp_path / "times"
+    cache.write_bytes(b"earlier times")
+    build(tmp_path, timing_cache=cache)
+    cache.write_bytes(b"of another GPU")
+    build(tmp_path, timing_cache=cache)
     assert libraries.kept_times == [b"earlier times", b"of another GPU", b""]
-    assert kept.read_bytes() == b"times of kernels"
+    assert cache.read_bytes() == b"times of kernels"
 
 
 @pytest.fixture

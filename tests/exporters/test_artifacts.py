@@ -55,9 +55,9 @@ def filled(folder, *names):
     """Put one artifact a name, in this order of use."""
     with ArtifactStore(folder) as store:
         for age, name in enumerate(reversed(names), start=1):
-            made = store.put(key_of(facts_of(name)), facts_of(name), write)
+            artifact = store.put(key_of(facts_of(name)), facts_of(name), write)
             then = time.time_ns() - age * 10**9
-            os.utime(made.path.with_name("metadata.json"), ns=(then, then))
+            os.utime(artifact.path.with_name("metadata.json"), ns=(then, then))
 
 
 def models(store):
@@ -79,16 +79,16 @@ def test_a_key_is_readable_and_depends_on_every_fact_but_not_on_their_order():
 def test_what_was_put_is_got_with_all_that_is_known_of_it(tmp_path):
     with ArtifactStore(tmp_path / "deep" / "store") as store:
         assert store.get(KEY) is None
-        made = store.put(KEY, FACTS, write)
-        found = store.get(KEY)
-        assert (made.reused, found.reused) == (False, True)
-        assert found.path.read_bytes() == CONTENT
-        assert found.path.name == "model.onnx"
-        assert found.metadata.facts == FACTS
-        assert found.metadata.sha256 == hashlib.sha256(CONTENT).hexdigest()
-        assert found.metadata.bytes == len(CONTENT)
-        assert found.metadata.made_on
-        assert found.metadata.versions["python"] == ".".join(map(str, sys.version_info[:3]))
+        artifact = store.put(KEY, FACTS, write)
+        stored = store.get(KEY)
+        assert (artifact.reused, stored.reused) == (False, True)
+        assert stored.path.read_bytes() == CONTENT
+        assert stored.path.name == "model.onnx"
+        assert stored.metadata.facts == FACTS
+        assert stored.metadata.sha256 == hashlib.sha256(CONTENT).hexdigest()
+        assert stored.metadata.bytes == len(CONTENT)
+        assert stored.metadata.made_on
+        assert stored.metadata.versions["python"] == ".".join(map(str, sys.version_info[:3]))
         assert store.notes == []
     listed = {path.relative_to(tmp_path).as_posix() for path in files(tmp_path)}
     assert listed == {f"deep/store/{KEY}/model.onnx", f"deep/store/{KEY}/metadata.json"}
@@ -102,8 +102,8 @@ def test_the_second_time_nothing_is_made_and_what_the_writer_told_is_kept(tmp_pa
         return facts
 
     with ArtifactStore(tmp_path) as store:
-        made = store.produce(KEY, FACTS, telling)
-        assert (made.reused, made.metadata.measured) == (False, facts)
+        produced = store.produce(KEY, FACTS, telling)
+        assert (produced.reused, produced.metadata.measured) == (False, facts)
     with ArtifactStore(tmp_path) as store:
         again = store.produce(KEY, FACTS, lambda path: pytest.fail("made again"))
         assert (again.reused, again.metadata.measured) == (True, facts)
@@ -164,10 +164,10 @@ def with_data(path):
 
 def test_weights_in_a_second_file_are_part_of_an_artifact(tmp_path):
     with ArtifactStore(tmp_path) as store:
-        made = store.put(KEY, FACTS, with_data)
-    assert made.metadata.bytes == 2 * len(CONTENT)
-    assert made.metadata.sha256 == hashlib.sha256(CONTENT + CONTENT[::-1]).hexdigest()
-    _, data = artifacts.parts(made.path)
+        artifact = store.put(KEY, FACTS, with_data)
+    assert artifact.metadata.bytes == 2 * len(CONTENT)
+    assert artifact.metadata.sha256 == hashlib.sha256(CONTENT + CONTENT[::-1]).hexdigest()
+    _, data = artifacts.parts(artifact.path)
     with ArtifactStore(tmp_path) as store:
         assert store.get(KEY) is not None
     data.write_bytes(CONTENT)
@@ -188,9 +188,9 @@ def test_what_is_damaged_is_absent_said_and_made_again(tmp_path, damage, reason)
         store.put(KEY, FACTS, write)
     damage(tmp_path / KEY)
     with ArtifactStore(tmp_path) as store:
-        made = store.produce(KEY, FACTS, write)
-        assert (made.reused, made.path.read_bytes()) == (False, CONTENT)
-        assert reason in made.note
+        artifact = store.produce(KEY, FACTS, write)
+        assert (artifact.reused, artifact.path.read_bytes()) == (False, CONTENT)
+        assert reason in artifact.note
 
 
 def start(folder):
@@ -247,8 +247,8 @@ def test_a_limit_never_takes_what_was_just_made_or_is_in_use(tmp_path):
     filled(tmp_path, "a", "b")
     with ArtifactStore(tmp_path, limit_bytes=1) as store, ArtifactStore(tmp_path) as user:
         user.get(key_of(facts_of("a")))
-        made = store.produce(KEY, FACTS, write)
-        assert made.path.read_bytes() == CONTENT
+        artifact = store.produce(KEY, FACTS, write)
+        assert artifact.path.read_bytes() == CONTENT
         assert models(store) == {"a", "vim_tiny"}
     with ArtifactStore(tmp_path) as store:
         store.prune(0)
@@ -321,8 +321,8 @@ def test_pruning_drops_what_lacks_metadata_or_content_and_the_rest_stays(tmp_pat
     filled(tmp_path, "a", "b")
     damage(tmp_path / key_of(facts_of("a")))
     with ArtifactStore(tmp_path, limit_bytes=10**9) as store:
-        made = store.produce(KEY, FACTS, write)
-        assert {artifact.key for artifact in store.list()} == {key_of(facts_of("b")), made.key}
+        produced = store.produce(KEY, FACTS, write)
+        assert {artifact.key for artifact in store.list()} == {key_of(facts_of("b")), produced.key}
     assert not (tmp_path / key_of(facts_of("a"))).exists()
 
 
@@ -428,9 +428,9 @@ def test_a_folder_that_can_only_be_read_gives_what_it_has():
         )
         keys = [key_of(facts_of(name)) for name in "ab"]
         command = [sys.executable, "-c", code, str(folder), *keys]
-        shown = subprocess.run(command, check=True, capture_output=True, text=True)
-        found, (note,) = json.loads(shown.stdout)
-        assert found == [True, False]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        presence, (note,) = json.loads(done.stdout)
+        assert presence == [True, False]
         assert "SHA-256" in note
 
 
@@ -456,5 +456,5 @@ def test_members_of_a_group_share_a_folder_and_keep_from_each_other_what_their_u
             "    print(*store.prune(0))\n"
         )
         command = [sys.executable, "-c", code, str(folder), str(GROUP)]
-        shown = subprocess.run(command, check=True, capture_output=True, text=True)
-        assert shown.stdout.split() == [key_of(facts_of("a"))]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        assert done.stdout.split() == [key_of(facts_of("a"))]

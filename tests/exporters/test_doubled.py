@@ -46,19 +46,19 @@ def net():
 @torch.inference_mode()
 def test_its_answers_are_those_of_the_module_in_float64(net):
     rows = torch.randint(9000, (2, 5))
-    found = doubled.reading(doubled.in_float64(net))(rows)
-    for answer, wanted in zip(found, copy.deepcopy(net).double()(rows), strict=True):
+    answers = doubled.reading(doubled.in_float64(net))(rows)
+    for answer, wanted in zip(answers, copy.deepcopy(net).double()(rows), strict=True):
         assert answer.dtype == torch.float64
         torch.testing.assert_close(answer, wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_a_copy_shares_large_weights_alone_and_a_cast_of_it_leaves_them(net):
-    found = doubled.copied(net)
-    shared = {name for name, weight in found.named_parameters() if weight.data_ptr() in doubled.places(net)}
+    copied = doubled.copied(net)
+    shared = {name for name, weight in copied.named_parameters() if weight.data_ptr() in doubled.places(net)}
     assert {"table.weight", "wide.weight", "narrow.weight", "conv.weight", "own"} < shared
     assert "wide.bias" not in shared
     before = net.wide.weight.clone()
-    assert found.half().wide.weight.dtype == torch.float16
+    assert copied.half().wide.weight.dtype == torch.float16
     assert torch.equal(net.wide.weight, before)
 
 
@@ -67,12 +67,12 @@ def test_a_large_weight_is_rounded_as_it_is_read(net):
     linear, read = nn.Sequential(net.wide), torch.randn(200, 128, dtype=torch.float64)
     exact, noisy = doubled.reading(doubled.in_float64(linear)), doubled.reading(doubled.in_float64(linear))
     with Rounding(8, 0.0, 0, torch.device("cpu")):
-        found = noisy(read)
+        rounded = noisy(read)
     whole, rounding = copy.deepcopy(linear).double(), Rounding(8, 0.0, 0, torch.device("cpu"))
     whole[0].weight.copy_(rounding.rounded(whole[0].weight))
     with rounding:
         wanted = whole(read)
-    errors, usual = ((answer - exact(read)).abs().mean().item() for answer in (found, wanted))
+    errors, usual = ((answer - exact(read)).abs().mean().item() for answer in (rounded, wanted))
     assert errors == pytest.approx(usual, rel=0.05)
     assert torch.equal(exact(read), doubled.reading(doubled.in_float64(linear))(read))
 
@@ -80,9 +80,9 @@ def test_a_large_weight_is_rounded_as_it_is_read(net):
 @pytest.mark.filterwarnings("ignore:`torch.jit", "ignore:The .grad attribute")
 def test_torchscript_which_no_mode_sees_is_in_float64_as_a_whole(net):
     scripted = nn.Sequential(torch.jit.script(nn.Linear(1024, 2000)))
-    found = doubled.in_float64(scripted)
-    assert doubled.places(found) == set()
-    assert found(torch.ones(1, 1024, dtype=torch.float64)).dtype == torch.float64
+    doubled_net = doubled.in_float64(scripted)
+    assert doubled.places(doubled_net) == set()
+    assert doubled_net(torch.ones(1, 1024, dtype=torch.float64)).dtype == torch.float64
 
 
 WIDE = """
@@ -113,9 +113,9 @@ def test_a_table_is_read_in_float64_by_its_rows(read):
     Path("/proc/self/clear_refs").write_text("5")
     before = peak_bytes()
     with torch.inference_mode():
-        found = run(at)
+        answer = run(at)
     assert peak_bytes() - before < net.table.weight.numel()
-    assert torch.equal(found, net.table.weight[at].double())
+    assert torch.equal(answer, net.table.weight[at].double())
 
 
 def test_a_check_takes_less_than_half_the_memory_of_the_weights_in_float64(tmp_path):

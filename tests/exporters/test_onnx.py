@@ -120,15 +120,15 @@ def exported(tmp_path_factory):
     def of(kind, precision, batch, form):
         module, path = BUILDERS[kind](), folder / f"{kind}-{precision}-{batch}-{form}.onnx"
         judged_by = "outputs" if kind == "vim" else "codes"
-        found = export(module, images_for(kind), path, precision=precision, batch=batch, form=form, judged_by=judged_by)
-        return module, path, found
+        facts = export(module, images_for(kind), path, precision=precision, batch=batch, form=form, judged_by=judged_by)
+        return module, path, facts
 
     return of
 
 
 @pytest.mark.parametrize(("kind", "precision", "batch", "form"), CASES)
 def test_a_file_is_its_model_in_standard_operators(exported, kind, precision, batch, form):
-    _, path, found = exported(kind, precision, batch, form)
+    _, path, facts = exported(kind, precision, batch, form)
     written = onnx.load(path)
     onnx.checker.check_model(written, full_check=True)
     assert {entry.domain: entry.version for entry in written.opset_import} == {"": 18}
@@ -140,12 +140,12 @@ def test_a_file_is_its_model_in_standard_operators(exported, kind, precision, ba
     assert described(written.graph.input) == [("inputs", precision, shape)]
     assert described(written.graph.output) == [("outputs", precision, [size, 5 if kind in ("qann", "stbif") else 10])]
 
-    assert (found.opset, found.form, found.input_shape) == (18, form, shape)
-    assert found.nodes == len(written.graph.node)
-    assert (found.unchecked, found.parity.argmax_disagreements) == ("", 0)
-    assert found.parity.batch_sizes == ([1, 2, 5] if batch is None else [batch])
-    assert found.parity.images >= 8
-    assert found.load_s > 0
+    assert (facts.opset, facts.form, facts.input_shape) == (18, form, shape)
+    assert facts.nodes == len(written.graph.node)
+    assert (facts.unchecked, facts.parity.argmax_disagreements) == ("", 0)
+    assert facts.parity.batch_sizes == ([1, 2, 5] if batch is None else [batch])
+    assert facts.parity.images >= 8
+    assert facts.load_s > 0
 
 
 @pytest.mark.parametrize("kind", BUILDERS)
@@ -155,21 +155,21 @@ def test_a_quantised_file_of_each_is_one_that_tensorrt_reads(exported, kind, tmp
     module, path, _ = exported(kind, "fp32", None, "two_level" if kind == "vim" else None)
     images = images_for(kind, 16)
     inputs = [module.encode(image) if kind == "rate" else image for image in images.split(1)]
-    feeds = [{"inputs": one.numpy()} for one in inputs]
-    found = quantised.quantise(path, tmp_path / "int8.onnx", feeds, "tensorrt", {}, smooth=kind == "vim")
+    feeds = [{"inputs": batch.numpy()} for batch in inputs]
+    quantisation = quantised.quantise(path, tmp_path / "int8.onnx", feeds, "tensorrt", {}, smooth=kind == "vim")
     written = onnx.load(tmp_path / "int8.onnx")
     onnx.checker.check_model(written, full_check=True)
     assert {entry.domain: entry.version for entry in written.opset_import} == {"": 18}
     pairs = {"QuantizeLinear", "DequantizeLinear"}
     assert pairs <= operators(written.graph) <= {*OPERATORS.split(), *pairs}
-    held = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in written.graph.initializer}
+    initializers = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in written.graph.initializer}
     for node in written.graph.node:
         if node.op_type in pairs:
-            scale, zero = held[node.input[1]], held[node.input[2]]
+            scale, zero = initializers[node.input[1]], initializers[node.input[2]]
             assert (scale.dtype, zero.dtype, zero.any()) == (np.float32, np.int8, False)
             assert np.isfinite(scale).all()
             assert (scale > 0).all()
-    assert len(found.layers) >= 1
+    assert len(quantisation.layers) >= 1
 
 
 def described(values):
@@ -207,8 +207,8 @@ def test_dyadic_weights_leave_no_spike_to_rounding(exported, kind):
     with torch.no_grad():
         want = module.encoded(inputs) if kind == "rate" else module(inputs)
     assert want.unique().numel() > 10
-    (found,) = sessions.open_session(path).run(None, {"inputs": inputs.numpy()})
-    assert np.array_equal(found, want.numpy())
+    (answer,) = sessions.open_session(path).run(None, {"inputs": inputs.numpy()})
+    assert np.array_equal(answer, want.numpy())
 
 
 class Affine(nn.Module):
@@ -298,7 +298,7 @@ def test_a_model_beyond_2_gb_is_exported(tmp_path):
 
 def test_without_onnx_runtime_the_file_is_made_and_said_to_be_unchecked(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    found = export(nn.Linear(4, 3), torch.randn(8, 4), tmp_path / "model.onnx")
-    assert (found.parity, found.load_s) == (None, None)
-    assert found.unchecked.startswith("numbers not compared: ONNX Runtime is not installed: pip install onnxruntime")
+    facts = export(nn.Linear(4, 3), torch.randn(8, 4), tmp_path / "model.onnx")
+    assert (facts.parity, facts.load_s) == (None, None)
+    assert facts.unchecked.startswith("numbers not compared: ONNX Runtime is not installed: pip install onnxruntime")
     onnx.checker.check_model(tmp_path / "model.onnx", full_check=True)

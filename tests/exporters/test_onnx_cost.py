@@ -33,8 +33,8 @@ def test_a_file_has_the_products_of_its_module(module, shape, tmp_path):
     torch.backends.mha.set_fastpath_enabled(False)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         module.eval()(*inputs)
-    found = count(exported(module, tmp_path / "a.onnx", *inputs), {"x": shape})
-    assert (found.matrix_flops, found.uncounted) == (counter.get_total_flops(), [])
+    work = count(exported(module, tmp_path / "a.onnx", *inputs), {"x": shape})
+    assert (work.matrix_flops, work.uncounted) == (counter.get_total_flops(), [])
 
 
 def test_an_open_batch_is_that_of_the_inputs_and_what_is_unknown_is_named(tmp_path):
@@ -53,5 +53,5 @@ def test_an_open_batch_is_that_of_the_inputs_and_what_is_unknown_is_named(tmp_pa
     )
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("mine", 1)]
     onnx.save(helper.make_model(graph, opset_imports=opsets), tmp_path / "a.onnx")
-    found = count(tmp_path / "a.onnx", {"x": [3, 7]})
-    assert (found.matrix_flops, found.parameters_bytes, found.uncounted) == (2 * 3 * 5 * 7, 140, ["Plugin", "DFT"])
+    work = count(tmp_path / "a.onnx", {"x": [3, 7]})
+    assert (work.matrix_flops, work.parameters_bytes, work.uncounted) == (2 * 3 * 5 * 7, 140, ["Plugin", "DFT"])

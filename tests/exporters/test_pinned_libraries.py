@@ -38,8 +38,8 @@ def pins(python):
     pinned = [Requirement(line) for line in lines if line and not line.startswith("#")]
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["gpu"]
     names = [needed.name for needed in map(Requirement, wanted) if applies(needed, python)]
-    found = {pin.name: next(iter(pin.specifier)).version for pin in pinned if applies(pin, python)}
-    return {(name, found[name]) for name in names if name in found}
+    versions = {pin.name: next(iter(pin.specifier)).version for pin in pinned if applies(pin, python)}
+    return {(name, versions[name]) for name in names if name in versions}
 
 
 def applies(requirement, python):

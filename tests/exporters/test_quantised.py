@@ -32,48 +32,48 @@ def stored(model):
 def test_a_file_is_symmetric_and_has_weights_per_channel_and_names_what_stays_float(
     tmp_path, target, zero, kind, largest
 ):
-    found, path = made(tmp_path, target)
-    assert (found.layers, found.exact) == (["conv1", "conv2"], [])
-    assert found.left_fp32 == {"conv0": "first layer", "head": "last layer"}
-    assert found.agreeing == found.images == 32
-    assert 0 < found.mean_error_share < 0.05
+    quantisation, path = made(tmp_path, target)
+    assert (quantisation.layers, quantisation.exact) == (["conv1", "conv2"], [])
+    assert quantisation.left_fp32 == {"conv0": "first layer", "head": "last layer"}
+    assert quantisation.agreeing == quantisation.images == 32
+    assert 0 < quantisation.mean_error_share < 0.05
     model = onnx.load(path)
     onnx.checker.check_model(model, full_check=True)
     assert {entry.domain: entry.version for entry in model.opset_import} == {"": 18}
     about = {entry.key: entry.value for entry in model.metadata_props}
     assert about["benchd.precision"] == "int8"
     assert "last layer" in about["benchd.left_fp32"]
-    held, makers = stored(model), {node.output[0]: node for node in model.graph.node}
-    zeros = {held[node.input[2]].item() for node in model.graph.node if node.op_type == "QuantizeLinear"}
+    initializers, makers = stored(model), {node.output[0]: node for node in model.graph.node}
+    zeros = {initializers[node.input[2]].item() for node in model.graph.node if node.op_type == "QuantizeLinear"}
     assert zeros <= {zero, max(zero - 1, 0)}  # ONNX Runtime 1.23 puts the middle of 255 codes at 127
-    for name in found.layers:
+    for name in quantisation.layers:
         activation, weight = (makers[value] for value in next(n for n in model.graph.node if n.name == name).input[:2])
-        assert held[activation.input[2]].dtype == kind
-        assert held[weight.input[1]].shape == (8,)
-        assert held[weight.input[0]].dtype == np.int8
-        assert abs(held[weight.input[0]].astype(int)).max() == largest
-        assert not held[weight.input[2]].any()
+        assert initializers[activation.input[2]].dtype == kind
+        assert initializers[weight.input[1]].shape == (8,)
+        assert initializers[weight.input[0]].dtype == np.int8
+        assert abs(initializers[weight.input[0]].astype(int)).max() == largest
+        assert not initializers[weight.input[2]].any()
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_a_file_for_this_cpu_runs_in_integers(tmp_path, monkeypatch, machine):
     monkeypatch.setattr(files.platform, "machine", lambda: machine)
-    found, path = made(tmp_path, files.quantised_for("cpu"))
+    quantisation, path = made(tmp_path, files.quantised_for("cpu"))
     settings = ort.SessionOptions()
     settings.optimized_model_filepath = str(tmp_path / "optimised.onnx")
     settings.add_session_config_entry("session.qdqisint8allowed", str(int(machine == "aarch64")))  # the default there
     ort.InferenceSession(path, settings, ["CPUExecutionProvider"])
     ran = [node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node]
-    assert ran.count("QLinearConv") == len(found.layers) == 2
+    assert ran.count("QLinearConv") == len(quantisation.layers) == 2
 
 
 def test_activations_on_a_grid_keep_it_exactly(tmp_path):
-    found, path = made(tmp_path, codes=True)
-    assert found.exact == found.layers == ["conv1", "conv2"]
+    quantisation, path = made(tmp_path, codes=True)
+    assert quantisation.exact == quantisation.layers == ["conv1", "conv2"]
     model = onnx.load(path)
-    held, makers = stored(model), {node.output[0]: node for node in model.graph.node}
+    initializers, makers = stored(model), {node.output[0]: node for node in model.graph.node}
     conv = next(node for node in model.graph.node if node.name == "conv1")
-    assert held[makers[conv.input[0]].input[1]] == pytest.approx(0.3, rel=1e-6)
+    assert initializers[makers[conv.input[0]].input[1]] == pytest.approx(0.3, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,11 @@ def test_layers_without_a_name_get_one_of_their_own(tmp_path, names, first, quan
     for node, name in zip(products, names, strict=True):
         node.name = name
     onnx.save(model, source)
-    found = quantised.quantise(source, path, feeds(32), "cpu", {}, smooth=False)
-    assert found.layers == quantised_ones
-    assert list(found.left_fp32.values()) == ["first layer", "last layer"]
-    assert next(iter(found.left_fp32)) == first
-    assert found.agreeing == 32
+    quantisation = quantised.quantise(source, path, feeds(32), "cpu", {}, smooth=False)
+    assert quantisation.layers == quantised_ones
+    assert list(quantisation.left_fp32.values()) == ["first layer", "last layer"]
+    assert next(iter(quantisation.left_fp32)) == first
+    assert quantisation.agreeing == 32
 
 
 def test_without_a_layer_between_the_first_and_the_last_nothing_is_written(tmp_path):
@@ -143,13 +143,13 @@ def test_smoothing_leaves_the_answers_and_moves_the_outliers():
     values = draw.normal(size=(20, 1, 5, 16)).astype(np.float32)
     values[..., 3] *= 50  # an outlier channel
     values[:, :, 4] *= 20  # and an outlier token
-    given = [{"x": one} for one in values]
-    before = [one["y"] for one in quantised.activations(model, ["y"], given)]
+    given = [{"x": row} for row in values]
+    before = [row["y"] for row in quantised.activations(model, ["y"], given)]
     scales = smoothing.smooth(model, list(model.graph.node), {"x": np.abs(values).max(axis=(0, 1))})
     assert list(scales) == ["projection_smoothed"]
-    seen = list(quantised.activations(model, ["y", "projection_smoothed"], given))
-    np.testing.assert_allclose([one["y"] for one in seen], before, rtol=1e-4, atol=1e-4)
-    smoothed = np.stack([one["projection_smoothed"] for one in seen])
+    after = list(quantised.activations(model, ["y", "projection_smoothed"], given))
+    np.testing.assert_allclose([row["y"] for row in after], before, rtol=1e-4, atol=1e-4)
+    smoothed = np.stack([row["projection_smoothed"] for row in after])
     assert np.abs(smoothed).max() == pytest.approx(127 * scales["projection_smoothed"], rel=1e-5)
     assert np.ptp(np.log(np.abs(smoothed).max(axis=(0, 1, 2)))) < np.log(10)
     assert np.ptp(np.log(np.abs(values).max(axis=(0, 1, 2)))) > np.log(20)
@@ -161,13 +161,15 @@ def projections(path):
     nodes = [
         helper.make_node("MatMul", [f"x{place}", f"w{place}"], [f"x{place + 1}"], f"m{place}") for place in range(4)
     ]
-    held = [numpy_helper.from_array(draw.normal(size=(16, 16)).astype("f") / 4, f"w{place}") for place in range(4)]
+    initializers = [
+        numpy_helper.from_array(draw.normal(size=(16, 16)).astype("f") / 4, f"w{place}") for place in range(4)
+    ]
     ends = [helper.make_tensor_value_info(name, 1, [1, 5, 16]) for name in ("x0", "x4")]
-    graph = helper.make_graph(nodes, "tokens", ends[:1], ends[1:], held)
+    graph = helper.make_graph(nodes, "tokens", ends[:1], ends[1:], initializers)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
     model.ir_version = 9
     onnx.save(model, path)
-    return path, [{"x0": one} for one in draw.normal(size=(32, 1, 5, 16)).astype(np.float32)]
+    return path, [{"x0": tokens} for tokens in draw.normal(size=(32, 1, 5, 16)).astype(np.float32)]
 
 
 def test_smoothed_projections_take_one_pass_over_the_images(tmp_path, monkeypatch):
@@ -176,9 +178,9 @@ def test_smoothed_projections_take_one_pass_over_the_images(tmp_path, monkeypatc
     monkeypatch.setattr(
         quantised, "activations", lambda model, names, feeds: passes.append(names) or run(model, names, feeds)
     )
-    found = quantised.quantise(source, tmp_path / "int8.onnx", given, "cpu", {}, smooth=True)
-    assert (found.layers, passes) == (["m1", "m2"], [["x1", "x2"]])
-    assert found.mean_error_share < 0.05
+    quantisation = quantised.quantise(source, tmp_path / "int8.onnx", given, "cpu", {}, smooth=True)
+    assert (quantisation.layers, passes) == (["m1", "m2"], [["x1", "x2"]])
+    assert quantisation.mean_error_share < 0.05
     given[3]["x0"][:] = np.nan
     with pytest.raises(CannotQuantise, match="x1 is not finite on the calibration images"):
         quantised.quantise(source, tmp_path / "nan.onnx", given, "cpu", {}, smooth=True)

@@ -77,8 +77,8 @@ def assert_near(run, length, batch):
     for typical_delta in DELTAS.values():
         inputs, exact = images(length, typical_delta)
         feeds = {name: (inputs[name] if name == "A" else inputs[name][:, :, :batch]).numpy() for name in inputs}
-        (found,) = run.run(None, feeds)
-        assert np.abs(found - exact[:, :, :batch]).max() <= 1e-5 * np.abs(exact).max()
+        (answer,) = run.run(None, feeds)
+        assert np.abs(answer - exact[:, :, :batch]).max() <= 1e-5 * np.abs(exact).max()
 
 
 @pairs(form=files.FORMS, length=LENGTHS, batch=[1, 3, "batch"])

@@ -90,8 +90,8 @@ def test_scripts_read_the_same_table(tmp_path):
     assert printed("constraints", root) == (0, "constraints-jetson72.txt\n")
     assert printed("beside", root) == (0, "nvpl-blas nvpl-lapack nvidia-cudss-cu13\n")
     assert printed("release", root) == (0, "JetPack 7.2\n")
-    code, said = printed("index", jetson_trees.build(tmp_path / "old", jetson_trees.AGX_ORIN))
-    assert (code, said.startswith("benchd: this board runs JetPack 5 or older")) == (1, True)
+    code, output = printed("index", jetson_trees.build(tmp_path / "old", jetson_trees.AGX_ORIN))
+    assert (code, output.startswith("benchd: this board runs JetPack 5 or older")) == (1, True)
 
 
 def test_each_release_has_its_constraints():

@@ -33,8 +33,8 @@ def test_a_plan_is_kept_by_everything_it_was_made_of_and_for(tmp_path):
     keys = {key_of(tensorrt.engine_facts(**FACTS | {name: other})) for name, other in OTHERS.items()}
     assert len(keys | {key_of(facts)}) == len(OTHERS) + 1
     with ArtifactStore(tmp_path) as store:
-        made = store.put(key_of(facts), facts, lambda path: path.write_bytes(b"plan"))
-        assert made.path.name == "model.plan"
+        artifact = store.put(key_of(facts), facts, lambda path: path.write_bytes(b"plan"))
+        assert artifact.path.name == "model.plan"
         assert store.get(key_of(tensorrt.engine_facts(**FACTS))).metadata.facts == facts
 
 
@@ -110,8 +110,8 @@ class NotStarting:
 
 def test_a_tensorrt_that_does_not_start_cannot_run_here_and_no_other_build_is_tried(tmp_path):
     build = {"workspace_bytes": None, "timing_cache": tmp_path / "times", "precision": "fp16"}
-    told = "TensorRT cannot start: CUDA initialization failure with error: 35$"
-    with pytest.raises(tensorrt.TensorRtUnavailable, match=told):
+    message = "TensorRT cannot start: CUDA initialization failure with error: 35$"
+    with pytest.raises(tensorrt.TensorRtUnavailable, match=message):
         tensorrt.build(NotStarting(), tmp_path / "model.onnx", tmp_path / "plan", BatchRange(1, 1, 1), **build)
-    with pytest.raises(tensorrt.TensorRtUnavailable, match=told):
+    with pytest.raises(tensorrt.TensorRtUnavailable, match=message):
         tensorrt.Engine(NotStarting(), tmp_path / "plan")

@@ -17,43 +17,43 @@ VARIANTS = ["eager", "custom", "cudagraph"]
 def records(command, folder):
     """Return the records of a run by variant and scenario."""
     command("bench-once", "--device", "cuda", *WHAT, *HOW)
-    return {(one.case.variant.name, one.case.scenario): one for one in results.read(folder / "out")}
+    return {(record.case.variant.name, record.case.scenario): record for record in results.read(folder / "out")}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_record_is_of_the_gpu_right_and_held_against_its_floor(records, variant):
-    one = records[variant, "single_stream"]
-    assert (one.status, one.environment.device, one.check.passed) == ("ok", "cuda", True)
-    assert one.kernels_ran == ("triton" if variant == "custom" else None)
-    assert one.x_of_floor > 0
-    assert (one.probes.copy_bytes_per_s > 0, one.probes.matrix_flops_per_s > 0) == (True, True)
+    record = records[variant, "single_stream"]
+    assert (record.status, record.environment.device, record.check.passed) == ("ok", "cuda", True)
+    assert record.kernels_ran == ("triton" if variant == "custom" else None)
+    assert record.x_of_floor > 0
+    assert (record.probes.copy_bytes_per_s > 0, record.probes.matrix_flops_per_s > 0) == (True, True)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_an_inference_has_parts_and_memory(records, variant):
-    one = records[variant, "single_stream"]
-    assert set(one.parts) == {"compute", "h2d", "d2h", "enqueue"}
-    assert all(part.median_ms > 0 for part in one.parts.values())
-    assert one.memory.device_peak_bytes > 0, one.missing
+    record = records[variant, "single_stream"]
+    assert set(record.parts) == {"compute", "h2d", "d2h", "enqueue"}
+    assert all(part.median_ms > 0 for part in record.parts.values())
+    assert record.memory.device_peak_bytes > 0, record.missing
 
 
 def test_offline_has_two_in_flight(records):
     # eager's runs may end before the host has launched them
-    one = records["cudagraph", "offline"]
-    assert one.throughput_per_s > 0
-    assert "one_in_flight" not in one.flags
+    record = records["cudagraph", "offline"]
+    assert record.throughput_per_s > 0
+    assert "one_in_flight" not in record.flags
 
 
 @pytest.mark.area("energy")
 def test_energy_is_power_times_time(records):
-    one = records["eager", "single_stream"]
-    if one.energy is None:
-        refuse_sensors(one.missing["energy"])
-    window = one.processes[0].window
-    assert one.energy.source == ("ina3221" if is_tegra() else "nvml")
-    assert one.energy.gross_per_inference_j > 0
-    power = [summary.mean for name, summary in one.telemetry.items() if name.startswith("power_w")]
-    assert any(one.energy.energy_j == pytest.approx(mean_w * window.seconds, rel=0.2) for mean_w in power)
+    record = records["eager", "single_stream"]
+    if record.energy is None:
+        refuse_sensors(record.missing["energy"])
+    window = record.processes[0].window
+    assert record.energy.source == ("ina3221" if is_tegra() else "nvml")
+    assert record.energy.gross_per_inference_j > 0
+    power = [summary.mean for name, summary in record.telemetry.items() if name.startswith("power_w")]
+    assert any(record.energy.energy_j == pytest.approx(mean_w * window.seconds, rel=0.2) for mean_w in power)
 
 
 def refuse_sensors(reason):
@@ -67,9 +67,9 @@ def refuse_sensors(reason):
 
 @pytest.mark.area("occupancy")
 def test_occupancy_is_measured_beside_the_times(records):
-    one = records["custom", "single_stream"]
-    if one.occupancy is None and "was not allowed" in one.missing["occupancy"]:
-        pytest.skip(one.missing["occupancy"])
-    assert one.occupancy.kernels > 0, one.missing
-    assert 0 < one.occupancy.theoretical <= 1
-    assert one.occupancy.measured is not None or one.occupancy.measured_missing
+    record = records["custom", "single_stream"]
+    if record.occupancy is None and "was not allowed" in record.missing["occupancy"]:
+        pytest.skip(record.missing["occupancy"])
+    assert record.occupancy.kernels > 0, record.missing
+    assert 0 < record.occupancy.theoretical <= 1
+    assert record.occupancy.measured is not None or record.occupancy.measured_missing

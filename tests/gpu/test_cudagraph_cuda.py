@@ -101,6 +101,6 @@ def refusal(module):
 def test_what_cannot_be_captured_is_told_with_its_line_and_the_device_stays_usable(module, line):
     # in a process of its own: up to 2.12 torch takes no further capture after one that failed
     with ProcessPoolExecutor(1, get_context("spawn")) as other:
-        told = other.submit(refusal, module).result()
-    assert "cannot be captured as a CUDA graph" in told
-    assert line in told
+        reason = other.submit(refusal, module).result()
+    assert "cannot be captured as a CUDA graph" in reason
+    assert line in reason

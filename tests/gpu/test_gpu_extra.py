@@ -14,9 +14,12 @@ pytestmark = pytest.mark.gpu
 
 def brings(distribution):
     """Return whether the gpu extra installs this distribution for this Python; a Jetson has an extra of its own."""
-    asked = [Requirement(line) for line in requires("benchd")]
+    requirements = [Requirement(line) for line in requires("benchd")]
     extra = {"extra": "gpu"}
-    is_asked = any(one.name == distribution and one.marker and one.marker.evaluate(extra) for one in asked)
+    is_asked = any(
+        requirement.name == distribution and requirement.marker and requirement.marker.evaluate(extra)
+        for requirement in requirements
+    )
     return is_asked and not tegra.is_tegra()
 
 

@@ -8,7 +8,7 @@ from worker_jobs import job, run, user_module
 
 from benchd.daemon.records import Variant
 from benchd.daemon.worker import probes, steps
-from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends import LoadedModel
 from benchd.daemon.worker.scenarios.offline import Chunk
 
 pytestmark = [pytest.mark.gpu, pytest.mark.area("bench-once")]
@@ -41,7 +41,7 @@ def test_inputs_lie_where_a_gpu_copies_them_from():
 
 
 def loaded(module):
-    return Loaded(module.to(CUDA), torch.float32, CUDA, module)
+    return LoadedModel(module.to(CUDA), torch.float32, CUDA, module)
 
 
 class Chain(nn.Module):
@@ -79,8 +79,8 @@ def test_the_parts_of_an_inference_are_those_of_the_device():
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "amp"])
 def test_the_rates_of_the_device_are_those_of_a_gpu(precision):
-    found = probes.probe(CUDA, precision)
-    assert found.copy_bytes_per_s > 1e9
-    assert found.matrix_flops_per_s > 1e10
-    assert found.exponentials_by in {"triton", "torch"}
-    assert found.cache_bytes > 0
+    rates = probes.probe(CUDA, precision)
+    assert rates.copy_bytes_per_s > 1e9
+    assert rates.matrix_flops_per_s > 1e10
+    assert rates.exponentials_by in {"triton", "torch"}
+    assert rates.cache_bytes > 0

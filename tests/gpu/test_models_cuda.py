@@ -36,11 +36,11 @@ def test_a_custom_forward_can_be_captured_and_replayed_on_new_images(model):
     entry = catalog.entry(model)
     module = catalog.build(model, kernels="custom").cuda()
     draw = torch.rand if entry.inputs == "unit" else torch.randn
-    held, fresh = (draw(2, *entry.image_shape({}), device="cuda") for _ in range(2))
-    graph, outputs = cudagraph.capture(lambda: module(held))
+    static, fresh = (draw(2, *entry.image_shape({}), device="cuda") for _ in range(2))
+    graph, outputs = cudagraph.capture(lambda: module(static))
     with torch.inference_mode():
         expected = module(fresh).clone()
-        held.copy_(fresh)
+        static.copy_(fresh)
         graph.replay()
         torch.cuda.synchronize()
     torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-4)
@@ -55,7 +55,7 @@ def test_layers_of_onepass_that_are_seen_add_their_biases_and_change_no_answer(e
     if encoding == "rate":
         inputs += [torch.rand(8, 32, 3, 32, 32, device="cuda", dtype=precision)]
     with torch.inference_mode():
-        found, outputs = module(*inputs), []
+        actual, outputs = module(*inputs), []
         for layer in (module.conv1, module.conv2):
             layer.register_forward_hook(lambda layer, given, output: outputs.append((layer, *given, output)))
         expected = module(*inputs)
@@ -63,7 +63,7 @@ def test_layers_of_onepass_that_are_seen_add_their_biases_and_change_no_answer(e
             torch.testing.assert_close(output, layer._conv_forward(given, layer.weight, layer.bias))
     assert [layer for layer, *_ in outputs] == [module.conv1, module.conv2]
     # half currents are rounded once more where a layer adds its bias, and a neuron at the edge then flips many
-    assert (found - expected).abs().max() < 0.1 * expected.abs().max()
+    assert (actual - expected).abs().max() < 0.1 * expected.abs().max()
 
 
 @pytest.mark.parametrize("pictures", [4, 300])
@@ -82,9 +82,9 @@ def test_a_custom_forward_compiles(model):
     images = torch.rand(32, *entry.image_shape({}), device="cuda")
     with torch.inference_mode():
         expected = module(images)
-        found = torch.compile(module)(images)
+        actual = torch.compile(module)(images)
     if entry.judged_by == "outputs":
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
     else:  # a convolution may sum in another order, and a neuron at the edge then flips many: in one image of 32 or so
-        same = torch.isclose(found, expected, rtol=1e-3, atol=1e-3).all(1)
+        same = torch.isclose(actual, expected, rtol=1e-3, atol=1e-3).all(1)
         assert float(same.float().mean()) >= 0.75

@@ -32,16 +32,16 @@ def uuid():
 def test_values_are_sensible_and_energy_rises(uuid):
     source = Nvml(uuid)
     assert source.unavailable() is None
-    found = {}
+    by_metric = {}
     until = time.monotonic() + 1.0
     while time.monotonic() < until:
         for sample in source.sample():
-            found.setdefault(sample.metric, []).append(sample.value)
+            by_metric.setdefault(sample.metric, []).append(sample.value)
         time.sleep(0.05)
     for metric, (least, most) in SENSIBLE.items():
-        assert found.get(metric), f"no {metric}"
-        assert all(least <= value <= most for value in found[metric]), (metric, found[metric])
-    energy = found.get("energy_counter_j", [])
+        assert by_metric.get(metric), f"no {metric}"
+        assert all(least <= value <= most for value in by_metric[metric]), (metric, by_metric[metric])
+    energy = by_metric.get("energy_counter_j", [])
     assert energy == sorted(energy)
 
 
@@ -51,9 +51,9 @@ def test_the_memory_of_this_process_grows_by_what_it_takes(uuid):
     before = device_memory.held(uuid)
     if isinstance(before, str) or before.own is None:
         pytest.skip(str(before))
-    kept = torch.zeros(BYTES, dtype=torch.uint8, device="cuda")
+    tensor = torch.zeros(BYTES, dtype=torch.uint8, device="cuda")
     assert device_memory.held(uuid).own - before.own == pytest.approx(BYTES, rel=0.1)
-    del kept
+    del tensor
     torch.cuda.empty_cache()
 
 

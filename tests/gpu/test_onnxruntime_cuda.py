@@ -54,11 +54,11 @@ def measured(folder, forward, **fields):
 
 
 def test_the_peak_holds_nothing_of_the_check(tmp_path):
-    found = [measured(tmp_path / name, forward) for name, forward in (("plain", "pass"), ("greedy", IN_FLOAT64))]
-    missing = found[0].missing.get("memory.device_peak_bytes")
+    outcomes = [measured(tmp_path / name, forward) for name, forward in (("plain", "pass"), ("greedy", IN_FLOAT64))]
+    missing = outcomes[0].missing.get("memory.device_peak_bytes")
     if missing:
         pytest.skip(missing)
-    plain, greedy = (one.process.memory.device_peak_bytes for one in found)
+    plain, greedy = (outcome.process.memory.device_peak_bytes for outcome in outcomes)
     assert abs(greedy - plain) < BYTES / 2
 
 

@@ -32,15 +32,15 @@ def profile(command, folder):
 
 
 def test_a_trace_has_kernels_and_the_layers_add_up(profile):
-    found = profile("custom", "--variants", "custom", "--method", "memory,benchmark,layers,torch")
-    assert found.kernels_ran == "triton"
-    assert found.memory.peak_bytes > 0
-    assert found.benchmark.step.median_ns > 0
-    assert sum(row.share for row in found.layers.layers if row.parent is None) == pytest.approx(1, abs=0.01)
-    if found.torch is None and "was not allowed" in found.missing["torch"]:
-        pytest.skip(found.missing["torch"])
-    assert found.torch.kernels, found.missing
-    assert 0 < found.torch.gpus[0].utilization <= 1
+    profiled = profile("custom", "--variants", "custom", "--method", "memory,benchmark,layers,torch")
+    assert profiled.kernels_ran == "triton"
+    assert profiled.memory.peak_bytes > 0
+    assert profiled.benchmark.step.median_ns > 0
+    assert sum(row.share for row in profiled.layers.layers if row.parent is None) == pytest.approx(1, abs=0.01)
+    if profiled.torch is None and "was not allowed" in profiled.missing["torch"]:
+        pytest.skip(profiled.missing["torch"])
+    assert profiled.torch.kernels, profiled.missing
+    assert 0 < profiled.torch.gpus[0].utilization <= 1
 
 
 def test_tensorrt_times_its_own_layers(profile):
@@ -48,7 +48,7 @@ def test_tensorrt_times_its_own_layers(profile):
         tensorrt.load()
     except tensorrt.TensorRtUnavailable as error:
         pytest.skip(str(error))
-    found = profile("tensorrt", "--variants", "tensorrt", "--method", "layers").layers
-    assert found.timed_by == "tensorrt"
-    assert all(row.ns > 0 for row in found.layers)
-    assert sum(row.share for row in found.layers) == pytest.approx(1, abs=0.01)
+    profiled = profile("tensorrt", "--variants", "tensorrt", "--method", "layers").layers
+    assert profiled.timed_by == "tensorrt"
+    assert all(row.ns > 0 for row in profiled.layers)
+    assert sum(row.share for row in profiled.layers) == pytest.approx(1, abs=0.01)

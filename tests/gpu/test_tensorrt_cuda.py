@@ -69,10 +69,10 @@ def test_a_rate_encoded_model_runs_on_the_draws_it_is_given(tmp_path):
     images = torch.rand(8, 3, 32, 32)
     run = backend.load(source_of(tmp_path, module, images, "codes"), "fp32", CUDA, images[:2]).run
     draws = torch.rand(2, 2, 2, 3, 32, 32)
-    found = [run(images[:2].to(CUDA), uniforms.to(CUDA)).cpu() for uniforms in draws]
-    assert not torch.equal(*found)
+    answers = [run(images[:2].to(CUDA), uniforms.to(CUDA)).cpu() for uniforms in draws]
+    assert not torch.equal(*answers)
     with torch.inference_mode():
-        for outputs, uniforms in zip(found, draws, strict=True):
+        for outputs, uniforms in zip(answers, draws, strict=True):
             # a neuron at its threshold may fire elsewhere
             torch.testing.assert_close(outputs, module(images[:2], uniforms), rtol=1e-2, atol=1e-2)
 
@@ -112,8 +112,8 @@ def test_a_plan_that_is_none_of_this_tensorrt_is_built_again_and_said_so(tmp_pat
     images = torch.randn(4, 3, 8, 8)
     source = source_of(tmp_path, net, images)
     backend.load(source, "fp32", CUDA, images)
-    (kept,) = (artifact for artifact in source.store.list() if artifact.path.suffix == ".plan")
-    source.store.put(kept.key, kept.metadata.facts, lambda path: path.write_bytes(b"not a plan" * 100))
+    (stored,) = (artifact for artifact in source.store.list() if artifact.path.suffix == ".plan")
+    source.store.put(stored.key, stored.metadata.facts, lambda path: path.write_bytes(b"not a plan" * 100))
     loaded = backend.load(source, "fp32", CUDA, images)
     assert "rebuilt" in loaded.runtime.notes[0]
     torch.testing.assert_close(loaded.run(images.to(CUDA)).cpu(), outputs_of(net, images), rtol=1e-3, atol=1e-3)
@@ -134,8 +134,8 @@ def built(folder, text):
 
 
 def test_a_dynamic_batch_takes_every_size_of_its_profile_and_layers_have_times(tmp_path):
-    trt, plan, made = built(tmp_path, DYNAMIC)
-    assert made.recipe == tensorrt.BuildRecipe("strong", 2**28)
+    trt, plan, artifact = built(tmp_path, DYNAMIC)
+    assert artifact.recipe == tensorrt.BuildRecipe("strong", 2**28)
     engine, stream = Engine(trt, plan), torch.cuda.Stream()
     for batch in (1, 8):
         context, x = engine.context(), torch.randn(batch, 4, device=CUDA)

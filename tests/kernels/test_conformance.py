@@ -83,8 +83,8 @@ def tensors_of(op, batch=2, channels=5, length=9):
         name: torch.randn([sizes[letter] for letter in letters], generator=generator)
         for name, letters in SHAPES[op].items()
     }
-    made = {"A": lambda A: -1 - A.square(), "threshold": lambda _: torch.tensor(0.73)}
-    return {name: made.get(name, lambda tensor: tensor)(tensor) for name, tensor in drawn.items()}
+    makers = {"A": lambda A: -1 - A.square(), "threshold": lambda _: torch.tensor(0.73)}
+    return {name: makers.get(name, lambda tensor: tensor)(tensor) for name, tensor in drawn.items()}
 
 
 def computed(op, implementation, tensors):

@@ -70,9 +70,9 @@ def test_where_a_copy_is_launched_there_is_no_plan(launched):
 
 def test_arguments_that_were_one_tensor_may_become_two():
     """An address says whose it is only in storage of its own."""
-    one, two = torch.randn(2, 3, 1, 4, 2, 2).unbind()
+    first, second = torch.randn(2, 3, 1, 4, 2, 2).unbind()
     options = {"threshold": torch.tensor(0.5), "pos_max": 3, "neg_min": 0}
-    for current, residual in ((one, one), (one, two), (two, one)):
+    for current, residual in ((first, first), (first, second), (second, first)):
         results = [stbif_block(current, residual=residual, **options, implementation=name) for name in NAMES]
         assert torch.equal(*results)
 

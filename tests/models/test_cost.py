@@ -176,10 +176,10 @@ def test_the_published_figures_of_vim_tiny():
 @pytest.mark.parametrize("direction", ["inference", "training"])
 @pytest.mark.parametrize("name", catalog.MODELS)
 def test_a_batch_costs_its_images_and_the_parameters_once(name, direction):
-    one, four, none = (cost.cost(name, {}, batch, "fp32", direction) for batch in (1, 4, 0))
-    assert (four.flops, four.exponentials) == (4 * one.flops, 4 * one.exponentials)
-    assert none.bytes == one.parameters_bytes == four.parameters_bytes
-    assert four.bytes - none.bytes == 4 * (one.bytes - none.bytes) > 0
+    one_image, four, none = (cost.cost(name, {}, batch, "fp32", direction) for batch in (1, 4, 0))
+    assert (four.flops, four.exponentials) == (4 * one_image.flops, 4 * one_image.exponentials)
+    assert none.bytes == one_image.parameters_bytes == four.parameters_bytes
+    assert four.bytes - none.bytes == 4 * (one_image.bytes - none.bytes) > 0
 
 
 @pytest.mark.parametrize(("precision", "numbers"), [("fp32", 4), ("amp", 4), ("fp16", 2), ("bf16", 2)])

@@ -50,13 +50,13 @@ def cifar10(tmp_path, monkeypatch):
 @pytest.mark.parametrize("inputs", ["unit", "normal"])
 def test_cifar10_is_spread_evenly_and_normalised_as_its_models_were_trained(cifar10, inputs):
     folder, pixels = cifar10
-    taken = open_set(f"cifar10:{folder}", (3, 32, 32), dataset="cifar10", inputs=inputs).taken(10)
+    sample = open_set(f"cifar10:{folder}", (3, 32, 32), dataset="cifar10", inputs=inputs).taken(10)
     want = pixels[::3] / 255
-    torch.testing.assert_close(taken.images, want if inputs == "unit" else (want - CIFAR10[0]) / CIFAR10[1])
-    assert taken.labels.tolist() == [3 * index % 10 for index in range(10)]
-    assert taken.source == f"10 of the 30 images of cifar10:{folder}"
+    torch.testing.assert_close(sample.images, want if inputs == "unit" else (want - CIFAR10[0]) / CIFAR10[1])
+    assert sample.labels.tolist() == [3 * index % 10 for index in range(10)]
+    assert sample.source == f"10 of the 30 images of cifar10:{folder}"
     mean = ", mean (0.4914, 0.4822, 0.4465), deviation (0.2023, 0.1994, 0.201)" if inputs == "normal" else ""
-    assert taken.of.preprocessing.endswith(f"centre crop 32x32, /255{mean}")
+    assert sample.of.preprocessing.endswith(f"centre crop 32x32, /255{mean}")
 
 
 def test_the_digits_that_ship_take_the_shape_of_the_model():
@@ -79,13 +79,13 @@ def test_the_digits_that_ship_take_the_shape_of_the_model():
 
 def test_an_image_folder_is_resized_cropped_and_normalised(tmp_path):
     write_image_folder(tmp_path, {"a": 3, "b": 2})
-    taken = open_set(f"imagefolder:{tmp_path}", (3, 28, 28), dataset="imagenet").taken(256)
-    assert taken.images.shape == (5, 3, 28, 28)
-    assert taken.labels.tolist() == [0, 0, 0, 1, 1]
+    sample = open_set(f"imagefolder:{tmp_path}", (3, 28, 28), dataset="imagenet").taken(256)
+    assert sample.images.shape == (5, 3, 28, 28)
+    assert sample.labels.tolist() == [0, 0, 0, 1, 1]
     picture = Image.open(tmp_path / "b" / "001.png")
     shorter = functional.resize(picture, 32, functional.InterpolationMode.BICUBIC)
     want = (functional.to_tensor(functional.center_crop(shorter, 28)) - IMAGENET[0]) / IMAGENET[1]
-    torch.testing.assert_close(taken.images[4], want)
+    torch.testing.assert_close(sample.images[4], want)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_a_model_of_one_channel_needs_preprocessing_of_its_own(tmp_path):
     def grey(picture):
         return functional.to_tensor(picture.convert("L").resize((8, 8)))
 
-    taken = open_set(f"imagefolder:{tmp_path}", (1, 8, 8), preprocess=grey).taken(256)
-    torch.testing.assert_close(taken.images[0], grey(Image.open(tmp_path / "a" / "000.png")))
+    sample = open_set(f"imagefolder:{tmp_path}", (1, 8, 8), preprocess=grey).taken(256)
+    torch.testing.assert_close(sample.images[0], grey(Image.open(tmp_path / "a" / "000.png")))
 
 
 @pytest.mark.parametrize(
@@ -136,20 +136,20 @@ def test_a_file_of_labels_names_images_and_classes_in_place_of_folders(tmp_path)
     (tmp_path / "a" / "001.png").rename(tmp_path / "one more.png")
     labels = tmp_path / "labels.txt"
     labels.write_text("\ufeffa/002.png 7\none more.png\t0\n\n./a/000.png, 12\n")
-    found = open_set(f"imagefolder:{tmp_path}", (3, 8, 8), labels=str(labels))
-    images, classes = found.read(found.spread(9))
+    dataset = open_set(f"imagefolder:{tmp_path}", (3, 8, 8), labels=str(labels))
+    images, classes = dataset.read(dataset.spread(9))
     assert classes.tolist() == [7, 0, 12]
     direct = open_set(f"imagefolder:{tmp_path}", (3, 8, 8))
     torch.testing.assert_close(images[0], direct.read([1])[0][0])
-    assert found.why_unlabelled(1000) is None
-    assert found.why_unlabelled(12) == "the labels go up to 12, but the model has 12 classes"
+    assert dataset.why_unlabelled(1000) is None
+    assert dataset.why_unlabelled(12) == "the labels go up to 12, but the model has 12 classes"
 
 
 def test_as_many_folders_as_classes_are_labels_and_no_other_number(tmp_path):
     write_image_folder(tmp_path, {"a": 1, "b": 1})
-    found = open_set(f"imagefolder:{tmp_path}", (3, 8, 8))
-    assert found.why_unlabelled(2) is None
-    assert "has 2 classes, but the model has 1000: provide one folder per class" in found.why_unlabelled(1000)
+    dataset = open_set(f"imagefolder:{tmp_path}", (3, 8, 8))
+    assert dataset.why_unlabelled(2) is None
+    assert "has 2 classes, but the model has 1000: provide one folder per class" in dataset.why_unlabelled(1000)
 
 
 @pytest.mark.parametrize(
@@ -197,9 +197,9 @@ def test_a_file_that_is_no_image_is_named(tmp_path, damaged, words, listed):
     labels, bad = tmp_path / "labels.txt", tmp_path / "a" / "bad.png"
     labels.write_text("a/bad.png 1\n")
     bad.write_bytes(damaged((tmp_path / "a" / "001.png").read_bytes()))
-    found = open_set(f"imagefolder:{tmp_path}", (3, 32, 32), labels=str(labels) if listed else None)
+    dataset = open_set(f"imagefolder:{tmp_path}", (3, 32, 32), labels=str(labels) if listed else None)
     with pytest.raises(DataError, match=rf"cannot read {bad}; replace or remove it: .*{words}"):
-        found.taken(3)
+        dataset.taken(3)
 
 
 def test_an_image_that_memory_may_not_hold_is_named(tmp_path, monkeypatch):

@@ -85,10 +85,10 @@ def saved(folder, kind):
 
 def hub_job(tmp_path, kind, **fields):
     saved(tmp_path / kind, kind)
-    asked = job(tmp_path, model=f"hf:{kind}", **fields)
+    a_job = job(tmp_path, model=f"hf:{kind}", **fields)
     from msgspec.structs import replace
 
-    return replace(asked, own=UserModule(f"hf:{kind}", [], str(tmp_path / kind)))
+    return replace(a_job, own=UserModule(f"hf:{kind}", [], str(tmp_path / kind)))
 
 
 @pytest.mark.parametrize("kind", NETS)
@@ -157,7 +157,7 @@ def test_a_metric_judges_it_on_items_of_its_names(tmp_path):
         "        yield {'input_ids': ids, 'attention_mask': torch.ones_like(ids)}, place % 2\n\n"
         "def right(answers, targets):\n    return (answers['logits'].argmax(1) == targets).float().mean()\n"
     )
-    asked = {"samples": f"{tmp_path}/task.py:items", "metric": f"{tmp_path}/task.py:right", "accuracy": "full"}
-    outcome = run_here(changed(hub_job(tmp_path, "distilbert"), **asked))
+    metric_fields = {"samples": f"{tmp_path}/task.py:items", "metric": f"{tmp_path}/task.py:right", "accuracy": "full"}
+    outcome = run_here(changed(hub_job(tmp_path, "distilbert"), **metric_fields))
     assert (outcome.accuracy.images, outcome.accuracy.metric) == (6, "right"), outcome.process.reason
     assert {spec.name: spec.shape for spec in outcome.model.inputs} == {"input_ids": [12], "attention_mask": [12]}

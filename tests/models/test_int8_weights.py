@@ -17,8 +17,8 @@ needs_instructions = pytest.mark.skipif(
 
 
 def built(model, kernels):
-    held = CHECKPOINTS[model]
-    return weights.build(model, weights.read(held.path), held.options, kernels=kernels)
+    checkpoint = CHECKPOINTS[model]
+    return weights.build(model, weights.read(checkpoint.path), checkpoint.options, kernels=kernels)
 
 
 @cache
@@ -41,11 +41,11 @@ def test_each_layer_of_whole_numbers_has_int8_weights_and_the_classes_stay(model
 
     monkeypatch.setitem(layer.LEAST_DENSITY[1], native.paths()[0], (0.0, 0.0))
     monkeypatch.setattr(native, "convolved", seen)
-    found = built(model, "custom-int8")(images(model))
+    logits = built(model, "custom-int8")(images(model))
     assert [digits.per_weight for digits in packed.values()] == [1] * layers
     want = built(model, "torch")(images(model))
-    assert (found.argmax(1) == want.argmax(1)).sum() >= 63
-    assert not torch.allclose(found, want, rtol=1e-4, atol=1e-4), "these would be float32 weights"
+    assert (logits.argmax(1) == want.argmax(1)).sum() >= 63
+    assert not torch.allclose(logits, want, rtol=1e-4, atol=1e-4), "these would be float32 weights"
 
 
 @needs_instructions

@@ -43,9 +43,9 @@ def test_neurons_follow_their_equations(tmp_path, kind, dialect):
     if dialect.get("gain") == "per_step":
         node = neuron(kind, r=np.linspace(0.8, 1.2, 3))
     arriving = drawn(2, STEPS, 3)
-    found = answers(net(tmp_path, chain(node), **dialect), arriving)
+    outputs = answers(net(tmp_path, chain(node), **dialect), arriving)
     expected = np.array([stepped(node, item, DIALECT | dialect) for item in arriving])
-    assert np.allclose(found, expected, atol=1e-5)
+    assert np.allclose(outputs, expected, atol=1e-5)
     if kind.endswith("F"):
         assert 0.02 < expected.mean() < 0.98  # else the reset would not show
 
@@ -62,16 +62,16 @@ def test_layers_are_torchs_per_time_step(tmp_path):
     weight, bias = drawn(6, 2, 3, 2), drawn(6)
     grid = {"stride": np.array([2, 1]), "padding": np.array([1, 0]), "dilation": np.array([1, 2])}
     convolution = {"type": "Conv2d", "weight": weight, "bias": bias, "groups": 2, **grid}
-    found = answers(net(tmp_path, chain(convolution, sizes=(4, 9, 8))), x)
+    outputs = answers(net(tmp_path, chain(convolution, sizes=(4, 9, 8))), x)
     expected = functional.conv2d(
         x.flatten(0, 1), torch.as_tensor(weight), torch.as_tensor(bias), (2, 1), (1, 0), (1, 2), 2
     )
-    assert np.allclose(found, expected.unflatten(0, (2, 5)), atol=1e-5)
+    assert np.allclose(outputs, expected.unflatten(0, (2, 5)), atol=1e-5)
     window = {"kernel_size": np.array([3, 2]), "stride": np.array([2, 2]), "padding": np.array([1, 1])}
     for kind, count in (("AvgPool2d", 1), ("SumPool2d", 6)):
-        found = answers(net(tmp_path, chain({"type": kind, **window}, sizes=(4, 9, 8))), x)
+        outputs = answers(net(tmp_path, chain({"type": kind, **window}, sizes=(4, 9, 8))), x)
         pooled = functional.avg_pool2d(x.flatten(0, 1), (3, 2), 2, 1) * count
-        assert np.allclose(found, pooled.unflatten(0, (2, 5)))
+        assert np.allclose(outputs, pooled.unflatten(0, (2, 5)))
     flat = {"type": "Flatten", "start_dim": 0, "end_dim": -1}
     assert answers(net(tmp_path, chain(flat, sizes=(4, 9, 8))), x).shape == (2, 5, 288)
 
@@ -80,9 +80,9 @@ def test_a_convolution_in_one_dimension_may_keep_its_length(tmp_path):
     weight = drawn(2, 3, 5)
     node = {"type": "Conv1d", "weight": weight, "bias": np.zeros(2), "groups": 1, "stride": 1, "dilation": 1}
     x = torch.as_tensor(drawn(2, 4, 3, 7))
-    found = answers(net(tmp_path, chain(node | {"padding": "same"}, sizes=(3, 7))), x)
+    outputs = answers(net(tmp_path, chain(node | {"padding": "same"}, sizes=(3, 7))), x)
     expected = functional.conv1d(x.flatten(0, 1), torch.as_tensor(weight), padding="same")
-    assert np.allclose(found, expected.unflatten(0, (2, 4)), atol=1e-5)
+    assert np.allclose(outputs, expected.unflatten(0, (2, 4)), atol=1e-5)
 
 
 def test_scale_threshold_and_a_delay_of_each_number(tmp_path):
@@ -101,27 +101,27 @@ def test_a_cycle_passes_on_the_spikes_of_the_step_before(tmp_path, named):
     node = neuron("LIF")
     returning = {"type": "Affine", "weight": weight, "bias": bias}
     edges = f"input lif, lif {named}, {named} lif, lif output"
-    found = answers(net(tmp_path, graph({"lif": node, named: returning}, edges)), drawn(1, STEPS, 3))
+    outputs = answers(net(tmp_path, graph({"lif": node, named: returning}, edges)), drawn(1, STEPS, 3))
     arriving, spikes = drawn(1, STEPS, 3)[0], np.zeros(3)
-    seen = []
+    currents = []
     for t in range(STEPS):  # each step anew, because what arrives depends on the spikes
-        seen.append(arriving[t] + weight @ spikes + bias)
-        spikes = stepped(node, np.array(seen), DIALECT)[-1]
-    assert np.array_equal(found[0], stepped(node, np.array(seen), DIALECT))
-    assert found.any()
+        currents.append(arriving[t] + weight @ spikes + bias)
+        spikes = stepped(node, np.array(currents), DIALECT)[-1]
+    assert np.array_equal(outputs[0], stepped(node, np.array(currents), DIALECT))
+    assert outputs.any()
 
 
 def test_a_cycle_of_two_populations_is_late_only_where_it_closes(tmp_path):
     first, second = neuron("IF"), neuron("LIF")
     back = {"type": "Linear", "weight": -0.5 * np.eye(3)}
     content = graph({"one": first, "two": second, "back": back}, "input one, one two, two back, back one, two output")
-    found = answers(net(tmp_path, content), drawn(1, STEPS, 3))
-    arriving, out, seen = drawn(1, STEPS, 3)[0], np.zeros(3), []
+    outputs = answers(net(tmp_path, content), drawn(1, STEPS, 3))
+    arriving, out, currents = drawn(1, STEPS, 3)[0], np.zeros(3), []
     for t in range(STEPS):
-        seen.append(arriving[t] - 0.5 * out)
-        between = stepped(first, np.array(seen), DIALECT)
+        currents.append(arriving[t] - 0.5 * out)
+        between = stepped(first, np.array(currents), DIALECT)
         out = stepped(second, between, DIALECT)[-1]
-    assert np.array_equal(found[0], stepped(second, between, DIALECT))
+    assert np.array_equal(outputs[0], stepped(second, between, DIALECT))
 
 
 def test_subgraphs_are_the_same_net(tmp_path):

@@ -34,10 +34,10 @@ def assert_same(tmp_path, graph, run, x, **options):
     package.write(path, graph, compression=None)  # of one number, as Norse has, HDF5 compresses none
     ours = nir.build(str(path), **NIR.resolve(options))
     with torch.no_grad():
-        found, expected = ours(x), torch.stack([run(x[:, t]) for t in range(STEPS)], 1)
+        answers, expected = ours(x), torch.stack([run(x[:, t]) for t in range(STEPS)], 1)
     assert len(expected.unique()) > 1
-    assert found.shape == expected.shape
-    assert torch.allclose(found, expected, atol=1e-5)
+    assert answers.shape == expected.shape
+    assert torch.allclose(answers, expected, atol=1e-5)
 
 
 def of_snntorch(factor, *layers):

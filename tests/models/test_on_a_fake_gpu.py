@@ -56,12 +56,12 @@ class Watched(TorchDispatchMode):
 def on_gpu(module, dtype):
     """Return the module with fake CUDA tensors in the place of its own."""
     for part in module.modules():
-        for held in (part._parameters, part._buffers):
-            for name, tensor in held.items():
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
                 if tensor is not None:
                     wanted = dtype if tensor.is_floating_point() else tensor.dtype
                     fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=wanted, device="cuda")
-                    held[name] = nn.Parameter(fake) if held is part._parameters else fake
+                    tensors[name] = nn.Parameter(fake) if tensors is part._parameters else fake
     return module
 
 

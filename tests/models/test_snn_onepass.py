@@ -187,8 +187,8 @@ def test_fc1_reads_spikes_also_in_the_order_in_which_they_lie():
     x = torch.randint(5, (3, 128, 8, 8)).double().contiguous(memory_format=torch.channels_last) / 4
     both = layer(x), layer.pixels_first(x)
     torch.testing.assert_close(both[1], both[0])
-    wanted, found = (torch.autograd.grad(answer.square().sum(), layer.weight)[0] for answer in both)
-    torch.testing.assert_close(found, wanted)
+    wanted, gradient = (torch.autograd.grad(answer.square().sum(), layer.weight)[0] for answer in both)
+    torch.testing.assert_close(gradient, wanted)
 
 
 @torch.no_grad()
@@ -223,10 +223,10 @@ def test_custom_kernels_convolve_the_first_spikes_of_steady_neurons(monkeypatch)
     for options, is_steady in [({}, True), *((other, False) for other in others)]:
         plain, custom = (build("snn_onepass", kernels=kernels, **options) for kernels in ("torch", "custom"))
         custom.load_state_dict(plain.state_dict())
-        seen, shown = [[neuron_output(model, i) for i in range(2)] for model in (plain, custom)]
+        plain_outputs, custom_outputs = [[neuron_output(model, i) for i in range(2)] for model in (plain, custom)]
         sent.clear()
         torch.testing.assert_close(custom(images), plain(images), rtol=1e-6, atol=1e-6)
-        assert all(map(torch.equal, *([calls.pop() for calls in each] for each in (seen, shown))))
+        assert all(map(torch.equal, *([calls.pop() for calls in each] for each in (plain_outputs, custom_outputs))))
         assert (sent[0].count_nonzero() < plain.lif1(plain._stem(images)[0]).count_nonzero()) == is_steady
 
 
@@ -248,10 +248,10 @@ def test_custom_kernels_take_a_large_batch_in_groups_that_nobody_sees(options, m
     logits = model(images, *extra)
     assert ran.total() == 2 * math.ceil(50 / (128 // steps))
     ran.clear()
-    shown = neuron_output(model, 1)
+    outputs = neuron_output(model, 1)
     torch.testing.assert_close(model(images, *extra), logits, rtol=1e-5, atol=1e-6)
     assert ran.total() == 2
-    assert shown[0].shape == (steps, 50, 128, 8, 8)
+    assert outputs[0].shape == (steps, 50, 128, 8, 8)
 
 
 def test_without_a_compiler_the_custom_kernels_are_refused_by_name(tmp_path, printed):
@@ -266,6 +266,6 @@ for name, options in (("snn_onepass", {}), ("snn_stbif_resnet18", {"width": 8}),
         print(error)
 print("torchvision" in sys.modules)
 """
-    said = printed(code, CC="no-such-compiler", CACHE_DIRECTORY=str(tmp_path))
-    assert said.count("native kernels need a C compiler") == 3
-    assert said.endswith("False\n"), "building one waits for no import of torchvision"
+    output = printed(code, CC="no-such-compiler", CACHE_DIRECTORY=str(tmp_path))
+    assert output.count("native kernels need a C compiler") == 3
+    assert output.endswith("False\n"), "building one waits for no import of torchvision"

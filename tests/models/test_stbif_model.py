@@ -108,12 +108,12 @@ def test_too_few_steps_are_refused_with_both_numbers():
 def test_every_layer_of_a_random_build_uses_its_codes(level):
     torch.manual_seed(1)
     model = build("qann_resnet18", level=level, **NARROW)
-    seen = []
+    outputs = []
     for quantiser in model.neurons():
-        quantiser.register_forward_hook(lambda module, _inputs, output: seen.append(output / module.scale))
+        quantiser.register_forward_hook(lambda module, _inputs, output: outputs.append(output / module.scale))
     model(torch.randn(16, 3, 32, 32))
-    assert len(seen) == 17
-    for codes in seen:
+    assert len(outputs) == 17
+    for codes in outputs:
         assert set(codes.round().unique().tolist()) <= set(range(level // 2))
         assert codes.max() > level // 4 - 1
         assert 0.1 < (codes > 0).float().mean() < 0.9
@@ -124,12 +124,12 @@ def test_every_layer_of_a_random_build_uses_its_codes(level):
 def test_every_spiking_layer_emits_both_signs_of_scaled_codes():
     torch.manual_seed(1)
     model = build("snn_stbif_resnet18", **NARROW)
-    seen = []
+    outputs = []
     for neuron in model.neurons():
-        neuron.register_forward_hook(lambda module, _inputs, output: seen.append((module.scale, output)))
+        neuron.register_forward_hook(lambda module, _inputs, output: outputs.append((module.scale, output)))
     model(torch.randn(4, 3, 32, 32))
-    assert [tuple(output.shape[:2]) for _, output in seen] == [(8, 4)] * 17
-    for index, (scale, output) in enumerate(seen):
+    assert [tuple(output.shape[:2]) for _, output in outputs] == [(8, 4)] * 17
+    for index, (scale, output) in enumerate(outputs):
         expected = [0, scale] if index == 0 else [-scale, 0, scale]  # an image pushes the first layer one way only
         assert torch.equal(output.unique(), torch.tensor(expected))
 

@@ -34,8 +34,8 @@ def test_a_random_net_answers_and_its_answer_depends_on_the_image(name, size, sh
     net = built(name, image_size=size)
     assert net.input_shape[-2:] == (size, size)
     with torch.inference_mode():
-        found = net(torch.randn(2, *net.input_shape))
-    outputs = list(found.values()) if isinstance(found, dict) else [found]
+        answer = net(torch.randn(2, *net.input_shape))
+    outputs = list(answer.values()) if isinstance(answer, dict) else [answer]
     assert sorted(map(tuple, map(torch.Tensor.size, outputs))) == sorted(shapes)
     for output in outputs:
         assert 1e-3 < output.abs().max() < 1e3
@@ -64,9 +64,9 @@ def test_a_checkpoint_loads_strictly_with_its_own_number_of_classes(tmp_path, na
 def older(key):
     """Return the name that torchvision's first releases had for this one."""
     key = re.sub(r"(denselayer\d+\.\w+)([12])\.", r"\1.\2.", key)
-    key = re.sub(r"mlp\.([03])\.", lambda found: f"mlp.linear_{1 + int(found[1]) // 3}.", key)
+    key = re.sub(r"mlp\.([03])\.", lambda match: f"mlp.linear_{1 + int(match[1]) // 3}.", key)
     key = re.sub(r"((?:inner|layer)_blocks\.\d)\.0\.", r"\1.", key)
-    return re.sub(r"(_head\.conv)\.(\d)\.0\.", lambda found: f"{found[1]}.{2 * int(found[2])}.", key)
+    return re.sub(r"(_head\.conv)\.(\d)\.0\.", lambda match: f"{match[1]}.{2 * int(match[2])}.", key)
 
 
 @pytest.mark.parametrize(

@@ -43,16 +43,18 @@ def test_the_files_are_small_and_hold_half_precision():
     assert files == {checkpoint.path for checkpoint in CHECKPOINTS.values()} | pixels
     assert sum(path.stat().st_size for path in files) < 8e6
     for path in files:
-        found = {tensor.dtype for tensor in load_file(path).values()}
-        assert found <= ({torch.uint8} if path in pixels else {torch.float16, torch.int64})
+        dtypes = {tensor.dtype for tensor in load_file(path).values()}
+        assert dtypes <= ({torch.uint8} if path in pixels else {torch.float16, torch.int64})
 
 
 @pytest.mark.parametrize("model", CHECKPOINTS)
 def test_a_shipped_net_reaches_the_accuracy_that_its_readme_names(model):
-    shown = images(model)
-    right = int((classes(model) == shown.labels).sum())
-    assert right / len(shown.labels) >= 0.97
-    assert re.search(rf"^\| `{model}` .*\| {right} of {len(shown.labels)}, {100 * right / 359:.1f} % \|$", README, re.M)
+    sample = images(model)
+    right = int((classes(model) == sample.labels).sum())
+    assert right / len(sample.labels) >= 0.97
+    assert re.search(
+        rf"^\| `{model}` .*\| {right} of {len(sample.labels)}, {100 * right / 359:.1f} % \|$", README, re.M
+    )
 
 
 @pytest.mark.parametrize("model", CHECKPOINTS)
@@ -73,16 +75,16 @@ def test_the_spiking_net_equals_its_quantised_one_image_for_image(every):
 
 
 def test_the_digits_are_every_fifth_and_exact_in_half_precision():
-    _, kept = train.digits()
-    held = load_file(demo.IMAGES)
-    assert torch.equal(held["images"], kept.images.to(torch.uint8))
-    assert torch.equal(held["labels"], kept.labels.to(torch.uint8))
-    shown = data.open_set("demo", (3, 32, 32), inputs="unit").taken(359)
-    assert torch.equal(shown.images.half().float(), shown.images)
-    assert shown.images.amin() == 0
-    assert shown.images.amax() == 1
-    centres = shown.images[:, 0].unflatten(2, (8, 4)).unflatten(1, (8, 4))[:, :, 1:3, :, 1:3].mean((2, 4))
-    assert torch.corrcoef(torch.stack((centres.flatten(), held["images"].flatten() / 16.0)))[0, 1] > 0.99
+    _, test_set = train.digits()
+    stored = load_file(demo.IMAGES)
+    assert torch.equal(stored["images"], test_set.images.to(torch.uint8))
+    assert torch.equal(stored["labels"], test_set.labels.to(torch.uint8))
+    sample = data.open_set("demo", (3, 32, 32), inputs="unit").taken(359)
+    assert torch.equal(sample.images.half().float(), sample.images)
+    assert sample.images.amin() == 0
+    assert sample.images.amax() == 1
+    centres = sample.images[:, 0].unflatten(2, (8, 4)).unflatten(1, (8, 4))[:, :, 1:3, :, 1:3].mean((2, 4))
+    assert torch.corrcoef(torch.stack((centres.flatten(), stored["images"].flatten() / 16.0)))[0, 1] > 0.99
 
 
 def test_training_again_gives_the_same_numbers():

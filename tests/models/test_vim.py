@@ -290,11 +290,11 @@ def test_every_precision_a_compiler_and_an_exporter_take_it(kernels):
 def test_layers_called_without_their_ops_answer_as_with_them(dtype, batch):
     _, custom = small_pair()
     x = pictures(custom.to(dtype), batch).to(dtype)
-    seen = []
+    calls = []
     called = custom(x)
-    with custom.layers[0].norm.register_forward_hook(lambda *_: seen.append(1)):
+    with custom.layers[0].norm.register_forward_hook(lambda *_: calls.append(1)):
         assert torch.equal(custom(x), called)
-    assert seen == [1]
+    assert calls == [1]
     assert torch.equal(custom(x.flip(0)), called.flip(0))
 
 
@@ -354,10 +354,10 @@ def test_compiled_layers_are_those_called_without_their_ops(batch):
     assert not torch.equal(*(run(x) for run in compiled))
     custom.layers[0].mixer.out_proj.weight.add_(0.1)
     custom.layers[0].norm.weight = torch.nn.Parameter(torch.arange(32.0))
-    seen = []
-    with custom.layers[0].mixer.in_proj.register_forward_hook(lambda *_: seen.append(1)):
+    calls = []
+    with custom.layers[0].mixer.in_proj.register_forward_hook(lambda *_: calls.append(1)):
         torch.testing.assert_close(compiled[0](x), custom(x))
-    assert seen == [1, 1]
+    assert calls == [1, 1]
     assert torch.equal(compiled[0](x), custom(x))
     tokens, given = torch.randn(batch, 17, 32), list(custom.layers[0].parameters())
     torch.library.opcheck(torch.ops.benchd.vim_layers.default, (tokens, given, custom._number))
@@ -378,10 +378,10 @@ def test_compiled_layers_compute_with_the_parameters_that_they_are_given():
         return torch.func.functional_call(custom, other, (x,))
 
     twin = copy.deepcopy(custom)
-    found = torch.compile(edited, backend="aot_eager")(x)
-    torch.testing.assert_close(found[0], twin(x))
+    outputs = torch.compile(edited, backend="aot_eager")(x)
+    torch.testing.assert_close(outputs[0], twin(x))
     twin.layers[0].norm.weight.mul_(2)
-    torch.testing.assert_close(found[1], twin(x))
+    torch.testing.assert_close(outputs[1], twin(x))
     torch.testing.assert_close(custom(x), twin(x))
     torch.testing.assert_close(torch.compile(called, backend="aot_eager")(x), called(x))
 
@@ -460,9 +460,9 @@ NO_SQUARE = "make 14x14+1; no option gives a count that is not N x N + 1"
 )
 def test_positions_of_other_options_are_refused_with_the_options_that_fit(patches, asked, advice):
     side = math.isqrt(patches)
-    held = patches + 1 if advice == NO_SQUARE else f"{side}x{side}+1"
+    positions = patches + 1 if advice == NO_SQUARE else f"{side}x{side}+1"
     with pytest.raises(
-        WeightsError, match=rf"^pos_embed has {re.escape(str(held))} positions, and .*{re.escape(advice)}$"
+        WeightsError, match=rf"^pos_embed has {re.escape(str(positions))} positions, and .*{re.escape(advice)}$"
     ):
         shape_from({"pos_embed": torch.zeros(1, patches + 1, 2)}, geometry(*asked))
 
@@ -480,15 +480,15 @@ _TINY = {"dim": 192, "depth": 24, "patch_size": 16, "stride": 16, "image_size": 
     ids=str,
 )
 def test_the_advised_options_load_the_checkpoint(given):
-    asked = _TINY | {"num_classes": 1000}
+    base_options = _TINY | {"num_classes": 1000}
     state = Vim(**(_TINY | given)).state_dict()
     with pytest.raises(WeightsError) as refused:
-        shape_from(state, asked)
+        shape_from(state, base_options)
     message = str(refused.value)
     assert all(f"it has {name}={given[name]}, not" in message for name in given.keys() & {"dim", "depth", "patch_size"})
     advised = {name: int(value) for name, value in re.findall(r"--option (\w+)=(\d+)", message)}
     shape = {name: advised.pop(name) for name in given.keys() & advised.keys() - {"stride", "image_size"}}
-    for either in advised.items() or [("stride", asked["stride"])]:  # stride or image_size: each will do
-        options = asked | shape | dict([either])
+    for either in advised.items() or [("stride", base_options["stride"])]:  # stride or image_size: each will do
+        options = base_options | shape | dict([either])
         assert shape_from(state, options) == {"num_classes": 1000}
         Vim(**options).load_state_dict(state)

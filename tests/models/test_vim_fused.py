@@ -55,14 +55,14 @@ def test_the_prepared_launches_answer_as_they_did_when_they_were_recorded(monkey
 @torch.no_grad()
 def test_changes_of_the_parameters_and_hooks_are_seen():
     model, images = halves("one block")
-    before, seen = model(images), []
+    before, calls = model(images), []
     model.norm_f.weight = torch.nn.Parameter(2 * model.norm_f.weight, requires_grad=False)
     assert relative_error(model(images) - model.head.bias, 2 * (before - model.head.bias).double()) < 1e-2
     model.layers[0].mixer.D.zero_()
     assert not torch.equal(model(images), before)
-    with model.norm_f.register_forward_hook(lambda *_: seen.append(1)):
+    with model.norm_f.register_forward_hook(lambda *_: calls.append(1)):
         model(images)
-    assert seen == [1]
+    assert calls == [1]
 
 
 class Launched(TorchDispatchMode):

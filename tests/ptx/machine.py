@@ -48,8 +48,8 @@ def launch(ptx: str, grid: tuple[int, ...], arguments: Sequence[Argument], share
 
 
 def _no_race(program: Program, history) -> None:
-    if found := history.race():
-        raise Fault(f"{program.name}: {found}")
+    if race := history.race():
+        raise Fault(f"{program.name}: {race}")
 
 
 def _parameters(program: Program, arguments: Sequence[Argument], memory: GlobalMemory) -> dict[str, bytes]:
@@ -238,8 +238,8 @@ def _reader(program: Program, operand: str, kind: str) -> Callable[[_Registers],
 def _constant(text: str, dtype: np.dtype) -> np.ndarray:
     if dtype.kind == "b":
         return np.array([text not in {"0", "false"}])
-    if found := re.fullmatch(r"0[fFdD]([0-9a-fA-F]+)", text):
-        return np.array([int(found[1], 16)], f"u{len(found[1]) // 2}").view(dtype)
+    if match := re.fullmatch(r"0[fFdD]([0-9a-fA-F]+)", text):
+        return np.array([int(match[1], 16)], f"u{len(match[1]) // 2}").view(dtype)
     number = (
         0 if re.fullmatch(r"[A-Za-z_$][\w$]*", text) else int(text.rstrip("U"), 0)
     )  # a name is that of all shared memory
@@ -367,8 +367,8 @@ def _shuffle(program: Program, instruction: Instruction) -> Step:
             "up": lane - by, "down": lane + by, "bfly": lane ^ by, "idx": (lane & segment) | (by & ~segment)
         }[instruction.words[2]]  # fmt: skip
         there = source >= last if instruction.words[2] == "up" else source <= last
-        taken = np.take_along_axis(value, np.where(there, source, lane) & 31, 1)
-        blocks.write(target, taken.astype(np.uint32).ravel(), mask)
+        shuffled = np.take_along_axis(value, np.where(there, source, lane) & 31, 1)
+        blocks.write(target, shuffled.astype(np.uint32).ravel(), mask)
         blocks.write(predicate, there.ravel(), mask)
 
     return execute

@@ -107,13 +107,13 @@ class GlobalMemory:
     def _regions(self, address: np.ndarray, lanes: Lanes):
         number = (address.view(np.int64) >> _REGION) - 1
         offset = (address & np.uint64((1 << _REGION) - 1)).view(np.int64)
-        for one in np.unique(number):
-            if not 0 <= one < len(self.regions):
-                i = int((number == one).argmax())
+        for index in np.unique(number):
+            if not 0 <= index < len(self.regions):
+                i = int((number == index).argmax())
                 raise Fault(f"no memory at {int(address[i]):#x}: thread {lanes.thread[i]} of the launch: {lanes.text}")
-            chosen = number == one
+            chosen = number == index
             whole = slice(None) if chosen.all() else chosen
-            yield self.regions[one], whole, offset[whole]
+            yield self.regions[index], whole, offset[whole]
 
 
 def _some(lanes: Lanes, chosen: slice | np.ndarray) -> Lanes:

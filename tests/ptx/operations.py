@@ -217,9 +217,9 @@ def _field(kind: str) -> Callable[..., np.ndarray]:
         bits = 8 * a.dtype.itemsize
         position, length = position & 255, np.minimum(length & 255, bits)
         wide = a.astype(np.int64) >> np.minimum(position, 63).astype(np.int64)
-        kept = wide & ((np.int64(1) << length.astype(np.int64)) - 1)
-        sign = (kept >> np.maximum(length.astype(np.int64) - 1, 0)) & 1
-        return (kept - (sign << length.astype(np.int64)) if kind[0] == "s" else kept).astype(a.dtype)
+        field = wide & ((np.int64(1) << length.astype(np.int64)) - 1)
+        sign = (field >> np.maximum(length.astype(np.int64) - 1, 0)) & 1
+        return (field - (sign << length.astype(np.int64)) if kind[0] == "s" else field).astype(a.dtype)
 
     return extract
 
@@ -300,5 +300,5 @@ _ROUNDINGS = {"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil}
 def _to_whole(a: np.ndarray, to: str, how: set[str]) -> np.ndarray:
     limits = np.iinfo(DTYPES[to])
     whole = _ROUNDINGS[next(iter(how & set(_ROUNDINGS)))](np.nan_to_num(a.astype(np.float64), nan=0.0))
-    held = np.clip(whole, float(limits.min), float(limits.max))
-    return np.where(held >= float(limits.max), limits.max, held.astype(np.int64)).astype(DTYPES[to])
+    clipped = np.clip(whole, float(limits.min), float(limits.max))
+    return np.where(clipped >= float(limits.max), limits.max, clipped.astype(np.int64)).astype(DTYPES[to])

@@ -39,10 +39,10 @@ class Program:
 @lru_cache(maxsize=4096)
 def parse(ptx: str) -> Program:
     """Return the one kernel in `ptx`; raises ValueError where there is none."""
-    found = re.search(r"\.entry (\S+)\((.*?)\)(.*?)\n\{(.*?)\n\}", ptx, re.DOTALL)
-    if found is None:
+    match = re.search(r"\.entry (\S+)\((.*?)\)(.*?)\n\{(.*?)\n\}", ptx, re.DOTALL)
+    if match is None:
         raise ValueError("this PTX has no kernel")
-    name, parameters, limits, body = found.groups()
+    name, parameters, limits, body = match.groups()
     threads = re.search(r"\.(?:req|max)ntid (\d+)", limits)
     instructions, labels, registers, source = [], {}, {}, ""
     for line in body.splitlines():

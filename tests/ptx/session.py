@@ -105,6 +105,6 @@ class _Compiled:
 
     def _launch(self, grid, *args) -> None:
         kinds = self._specialization.values()
-        taken = [value for value, (kind, _) in zip(args, kinds, strict=True) if kind != "constexpr"]
+        arguments = [value for value, (kind, _) in zip(args, kinds, strict=True) if kind != "constexpr"]
         LAUNCHED.add(f"{self._function.module}.{self._function.fn.__name__}")
-        machine.launch(self._kernel.asm["ptx"], grid, taken, self._kernel.metadata.shared)
+        machine.launch(self._kernel.asm["ptx"], grid, arguments, self._kernel.metadata.shared)

@@ -24,8 +24,8 @@ def run(*arguments):
 
 
 def test_a_compiled_kernel_is_executed():
-    said = run("--ptx", "87", "tests/kernels/add_rms_norm", "-k", "triton and halves and float16")
-    assert "4 passed" in said
+    output = run("--ptx", "87", "tests/kernels/add_rms_norm", "-k", "triton and halves and float16")
+    assert "4 passed" in output
 
 
 @pytest.mark.parametrize("sm", [75, 87, 90, 110])

@@ -30,26 +30,26 @@ ld.global.b32 %r2, [%rd3];
 def run(code, given=None):
     """Return what `code` leaves in %r3 of each thread; %r1 is the thread and %r2 its number of `given`."""
     given = torch.arange(WARP, dtype=torch.int32) if given is None else given
-    found = torch.full((WARP,), -1, dtype=given.dtype)
-    machine.launch(f"{HEAD}{code}\nst.global.b32 [%rd4], %r3;\nret;\n}}\n", (1,), [given, found], 1024)
-    return found.tolist()
+    output = torch.full((WARP,), -1, dtype=given.dtype)
+    machine.launch(f"{HEAD}{code}\nst.global.b32 [%rd4], %r3;\nret;\n}}\n", (1,), [given, output], 1024)
+    return output.tolist()
 
 
 def test_a_sum_and_a_product_are_rounded_once():
     draw = np.random.default_rng(0)
     a, b = (draw.standard_normal(2000).astype(np.float32) for _ in range(2))
     c = (-a * b + draw.standard_normal(2000) * 2.0 ** -draw.integers(0, 60, 2000)).astype(np.float32)
-    for x, y, z, found in zip(a, b, c, operations.fused(a, b, c), strict=True):
+    for x, y, z, result in zip(a, b, c, operations.fused(a, b, c), strict=True):
         exact = Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))
-        around = [np.nextafter(found, np.float32(side)) for side in (-np.inf, np.inf)]
-        assert all(abs(Fraction(float(found)) - exact) <= abs(Fraction(float(each)) - exact) for each in around)
+        around = [np.nextafter(result, np.float32(side)) for side in (-np.inf, np.inf)]
+        assert all(abs(Fraction(float(result)) - exact) <= abs(Fraction(float(each)) - exact) for each in around)
 
 
 @pytest.mark.parametrize(("name", "exact", "bits"), [("ex2", np.exp2, 22.5), ("rsqrt", lambda x: x**-0.5, 22.4)])
 def test_an_approximation_is_off_by_what_is_allowed(name, exact, bits):
     given = torch.rand(WARP, generator=torch.Generator().manual_seed(0)) + 0.5
-    found = np.array(run(f"{name}.approx.ftz.f32 %r3, %r2;", given))
-    error = np.abs(found / exact(given.double().numpy()) - 1).max()
+    values = np.array(run(f"{name}.approx.ftz.f32 %r3, %r2;", given))
+    error = np.abs(values / exact(given.double().numpy()) - 1).max()
     assert 2**-25 < error < 2**-bits + 2**-24
 
 

@@ -37,9 +37,9 @@ class Board:
         """Carry out replays, and say how far the logs have come."""
         while self.link.state.commands:
             now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-            found = self._gate.take(self.link.state.commands.popleft(), now_s, time.time())
-            if found and not found.refusal and isinstance(found.parameters, ReplayParameters):
-                self.delivery.replay(found.parameters.log, found.parameters.first, found.parameters.last)
+            command = self._gate.take(self.link.state.commands.popleft(), now_s, time.time())
+            if command and not command.refusal and isinstance(command.parameters, ReplayParameters):
+                self.delivery.replay(command.parameters.log, command.parameters.first, command.parameters.last)
         if time.monotonic() >= self._health_s:
             self._health_s = time.monotonic() + HEALTH_S
             self.link.retain(self._topics.of("health"), msgspec.json.encode(self._health()))
@@ -60,8 +60,8 @@ class Board:
     def close(self) -> None:
         """Send what is pending for a few seconds, and end."""
         self.link.stop()
-        for one in (self.records, self.events, self._reader, self._writer):
-            one.close()
+        for closable in (self.records, self.events, self._reader, self._writer):
+            closable.close()
 
 
 def serve(url: str, folder: str, device_id: str, append: Callable[[Log], bool], pause_s: float) -> None:

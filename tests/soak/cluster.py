@@ -50,12 +50,12 @@ def main(
         with nodes.front(brokers) as port, postgres(Path(name)) as database:
             total = records // devices * devices
             with closing(Store(database.url)) as store:
-                found = _deliver(
+                counts = _deliver(
                     store, database.url, brokers, _broker(port), Path(name), total, devices, collectors, down
                 )
-    lost = total - found[0]
-    typer.echo(f"{total:,} delivered, {found[0]:,} stored, {lost:,} lost, {found[1] - found[0]:,} doubled")
-    raise typer.Exit(int(not found[0] == found[1] == total))
+    lost = total - counts[0]
+    typer.echo(f"{total:,} delivered, {counts[0]:,} stored, {lost:,} lost, {counts[1] - counts[0]:,} doubled")
+    raise typer.Exit(int(not counts[0] == counts[1] == total))
 
 
 def _deliver(
@@ -120,21 +120,21 @@ def deliver(url: str, path: str, results: str) -> None:
 
 def probe(brokers: Sequence[nodes.Node]) -> None:
     """Print what the cluster does with groups of subscribers, retained messages and sessions."""
-    one, other = (_broker(node.port) for node in brokers)
-    with closing(_connection(one)) as connection:
+    first, second = (_broker(node.port) for node in brokers)
+    with closing(_connection(first)) as connection:
         typer.echo(f"shared subscriptions: {_word(connection.shares)}")
         _put(connection, "probe/retained", retain=True)
-    for place, node in (("its", one), ("the other", other)):
+    for place, node in (("its", first), ("the other", second)):
         with closing(_connection(node)) as connection:
             connection.subscribe([("probe/retained", 1)])
             connection.wait_subscribed(time.monotonic() + CONNECT_S)
             typer.echo(f"a retained message at {place} node: {_word(_hears(connection))}")
-    with closing(_connection(one, "probe", 60)) as connection:
+    with closing(_connection(first, "probe", 60)) as connection:
         connection.subscribe([("probe/kept", 1)])
         connection.wait_subscribed(time.monotonic() + CONNECT_S)
-    with closing(_connection(one)) as connection:
+    with closing(_connection(first)) as connection:
         _put(connection, "probe/kept")
-    with closing(_connection(other, "probe", 60)) as connection:
+    with closing(_connection(second, "probe", 60)) as connection:
         typer.echo(f"a session with its messages moves to the other node: {_word(_hears(connection))}")
 
 

@@ -84,12 +84,12 @@ def _held(folder: Path) -> Iterator[psutil.Process]:
 
 def _pair(client: psutil.Process, repeats: int) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return the seconds of a section with the client and of one without, on the wall and of the processor."""
-    taken = {}
+    seconds = {}
     for is_running in random.sample((True, False), 2):
         client.send_signal(signal.SIGCONT if is_running else signal.SIGSTOP)
-        taken[is_running] = _section(repeats)
+        seconds[is_running] = _section(repeats)
     client.send_signal(signal.SIGCONT)
-    return taken[True], taken[False]
+    return seconds[True], seconds[False]
 
 
 def _section(repeats: int) -> tuple[float, float]:

@@ -168,14 +168,14 @@ def version() -> str:
 
 
 def _library() -> Path:
-    found = next(iter(sorted(Path("/usr/lib").glob("*/ejabberd-*"))), None)
-    if found is None:
+    library = next(iter(sorted(Path("/usr/lib").glob("*/ejabberd-*"))), None)
+    if library is None:
         raise NotAvailable("ejabberd is not installed: apt install ejabberd")
-    return found
+    return library
 
 
 def _program(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
+    executable = shutil.which(name)
+    if executable is None:
         raise NotAvailable(f"{name} is not installed: apt install erlang-base")
-    return found
+    return executable

@@ -62,7 +62,7 @@ def asked(store: Store, known: Result) -> dict[str, Callable[[], object]]:
 @contextmanager
 def noted(engine: Engine) -> Iterator[list[Statement]]:
     """Yield a list of the statements that this thread executes meanwhile; their rows are read after that time."""
-    found: list[Statement] = []
+    statements: list[Statement] = []
     begun_s: list[float] = []
     thread = threading.get_ident()  # telemetry is stored beside it
 
@@ -72,12 +72,12 @@ def noted(engine: Engine) -> Iterator[list[Statement]]:
 
     def after(connection: object, cursor: object, sql: str, values: object, *_: object) -> None:
         if threading.get_ident() == thread:
-            found.append(Statement(sql, values, time.perf_counter() - begun_s.pop()))
+            statements.append(Statement(sql, values, time.perf_counter() - begun_s.pop()))
 
     event.listen(engine, "before_cursor_execute", before)
     event.listen(engine, "after_cursor_execute", after)
     try:
-        yield found
+        yield statements
     finally:
         event.remove(engine, "before_cursor_execute", before)
         event.remove(engine, "after_cursor_execute", after)

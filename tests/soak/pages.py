@@ -21,7 +21,7 @@ import msgspec
 import typer
 from sqlalchemy import text
 
-from benchd.daemon.delivery.connection import Arrived
+from benchd.daemon.delivery.connection import IncomingMessage
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.machine import environment
 from benchd.daemon.records import Case, Environment, Variant, encode
@@ -95,7 +95,7 @@ def _fill(store: Store, boards: int, records: int) -> None:
     """Store results of every board, the last tenth with a new driver: the first of each case, and then more like it."""
     begun_s, rounds, described = time.monotonic(), records // boards, environment.describe("cpu", None)
     for board in range(boards):
-        store.add(row for one in _first(board, described, rounds) for row in rows(one))
+        store.add(row for message in _first(board, described, rounds) for row in rows(message))
     columns = [column.name for column in store.tables["result"].c if column.name != "id"]
     changed = {
         "key": _KEY,
@@ -118,7 +118,7 @@ def _fill(store: Store, boards: int, records: int) -> None:
     typer.echo(f"filled in {time.monotonic() - begun_s:.0f} s")
 
 
-def _first(board: int, described: Environment, rounds: int) -> Iterator[Arrived]:
+def _first(board: int, described: Environment, rounds: int) -> Iterator[IncomingMessage]:
     """Yield who a board is, and the first result of each of its cases before and after the new driver."""
     info = {"name": f"Board {board:03}", "site": f"hall {board % 5}", "environment": msgspec.to_builtins(described)}
     for kind, body in {"info": info, "health": {"activity": "idle"}, "status": {"state": "online"}}.items():
@@ -130,10 +130,10 @@ def _first(board: int, described: Environment, rounds: int) -> Iterator[Arrived]
         for turn, case in enumerate(CASES, first):
             at_s = now_s - (rounds - turn) * INTERVAL_S
             wall = datetime.fromtimestamp(at_s, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-            made = msgspec.structs.replace(
+            result = msgspec.structs.replace(
                 record(turn, of, _name(board)), case=case, case_id=case.case_id, t_wall=wall, run_id=f"r{turn}"
             )
-            yield Arrived(f"benchd/v1/{_name(board)}/result/r{turn}", encode(made), at_s)
+            yield IncomingMessage(f"benchd/v1/{_name(board)}/result/r{turn}", encode(result), at_s)
 
 
 def _fill_telemetry(store: Store) -> None:
@@ -148,8 +148,8 @@ def _name(board: int) -> str:
     return f"board-{board:03}"
 
 
-def _said(board: int, kind: str, body: object, at_s: float | None = None) -> Arrived:
-    return Arrived(f"benchd/v1/{_name(board)}/{kind}", json.dumps(body).encode(), at_s or time.time())
+def _said(board: int, kind: str, body: object, at_s: float | None = None) -> IncomingMessage:
+    return IncomingMessage(f"benchd/v1/{_name(board)}/{kind}", json.dumps(body).encode(), at_s or time.time())
 
 
 @contextmanager
@@ -159,8 +159,8 @@ def _reporting(store: Store, boards: int) -> Iterator[None]:
 
     def report() -> None:
         while not stop.wait(1.0):
-            made = [_said(board, "telemetry", {"samples": _samples(chance)}) for board in range(boards)]
-            store.add(row for one in made for row in rows(one))
+            messages = [_said(board, "telemetry", {"samples": _samples(chance)}) for board in range(boards)]
+            store.add(row for message in messages for row in rows(message))
 
     thread = threading.Thread(target=report, name="reporting")
     thread.start()
@@ -181,7 +181,7 @@ def _time_statements(store: Store) -> bool:
     for name, ask in asked(store, _newest(store)).items():
         # the best of several, because other work on the machine only delays
         statements = min((_statements(store, ask) for _ in range(LOADS)), key=_longest_s)
-        worst = max(statements, key=lambda one: one.took_s)
+        worst = max(statements, key=lambda statement: statement.took_s)
         typer.echo(f"{name}: {len(statements)} statements, the slowest {1e3 * worst.took_s:.0f} ms")
         if worst.took_s > STATEMENT_S:
             is_slow = True
@@ -196,7 +196,7 @@ def _statements(store: Store, ask: Callable[[], object]) -> list[Statement]:
 
 
 def _longest_s(statements: Sequence[Statement]) -> float:
-    return max(one.took_s for one in statements)
+    return max(statement.took_s for statement in statements)
 
 
 def _newest(store: Store) -> Result:

@@ -80,9 +80,9 @@ def main(
         "kills": (kills, lambda: kill_all(output, kills, written, seed, postgres=postgres)),
     }
     output.mkdir(parents=True, exist_ok=True)
-    found = {name: part() for name, (number, part) in parts.items() if number}
-    _write(output / FILE, read(output / FILE) | found)
-    figures = [figure for part in found.values() for figure in part]
+    results = {name: part() for name, (number, part) in parts.items() if number}
+    _write(output / FILE, read(output / FILE) | results)
+    figures = [figure for part in results.values() for figure in part]
     print_table(figures)
     sys.exit(any(figure.met is False for figure in figures))
 
@@ -113,31 +113,31 @@ def print_table(figures: Sequence[Figure]) -> None:
 def break_links(output: Path, count: int) -> list[Figure]:
     """Stop the service as a network that forwards nothing more does, and take the time until it shows as offline."""
     seconds = []
-    with _emptied(output / "half-open") as folder, closing(Site(folder)) as here:
-        here.start("broker")
-        wait_until(lambda: answers(here.port), "the broker's start")
+    with _emptied(output / "half-open") as folder, closing(Site(folder)) as site:
+        site.start("broker")
+        wait_until(lambda: answers(site.port), "the broker's start")
         for number in range(count):
             typer.echo(f"half-open link {number + 1} of {count}", err=True)
-            seconds.append(_offline_s(here))
+            seconds.append(_offline_s(site))
     return [
         at_most(f"offline after a dead link, s (keep-alive {KEEP_ALIVE_S} s)", max(seconds), 1.5 * KEEP_ALIVE_S + 1)
     ]
 
 
-def _offline_s(here: Site) -> float:
-    with _status(here) as came:
-        here.start("service")
+def _offline_s(site: Site) -> float:
+    with _status(site) as came:
+        site.start("service")
         came["online"].wait(WAIT_S)
-        here.signal("service", signal.SIGSTOP)
+        site.signal("service", signal.SIGSTOP)
         stopped_s = time.monotonic()
         came["offline"].wait(WAIT_S)
         offline_s = time.monotonic() - stopped_s
-    here.kill("service")
+    site.kill("service")
     return offline_s
 
 
 @contextmanager
-def _status(here: Site) -> Iterator[dict[str, threading.Event]]:
+def _status(site: Site) -> Iterator[dict[str, threading.Event]]:
     """Yield what is set when the device says `online`, and when the broker or it says `offline`."""
     came = {"online": threading.Event(), "offline": threading.Event()}
 
@@ -147,7 +147,7 @@ def _status(here: Site) -> Iterator[dict[str, threading.Event]]:
 
     client = paho.Client(CallbackAPIVersion.VERSION2)
     client.on_message = on_message
-    client.connect(HOST, here.port)
+    client.connect(HOST, site.port)
     client.subscribe(Topics(DEVICE).of("status"), 1)
     client.loop_start()
     try:
@@ -159,16 +159,16 @@ def _status(here: Site) -> Iterator[dict[str, threading.Event]]:
 
 def sit_out(output: Path, count: int) -> list[Figure]:
     """Append results while the broker is down, then let a device drain them to a collector."""
-    with _emptied(output / "outage") as folder, closing(Site(folder, writes=False)) as here:
+    with _emptied(output / "outage") as folder, closing(Site(folder, writes=False)) as site:
         typer.echo(f"an outage of {count} results", err=True)
-        commit_ms = sorted(_committed_ms(here, count))
-        here.start("writer")
-        wait_until(lambda: "mqtt down: " in here.log("writer"), "the writer's start")
-        begun_bytes = _forget_peak(here.pid("writer"))
+        commit_ms = sorted(_committed_ms(site, count))
+        site.start("writer")
+        wait_until(lambda: "mqtt down: " in site.log("writer"), "the writer's start")
+        begun_bytes = _forget_peak(site.pid("writer"))
         typer.echo("drained", err=True)
-        per_s = _drained_per_s(here, count)
-        growth_bytes = _peak_bytes(here.pid("writer")) - begun_bytes
-        lost, doubled = _lost_and_doubled(here)
+        per_s = _drained_per_s(site, count)
+        growth_bytes = _peak_bytes(site.pid("writer")) - begun_bytes
+        lost, doubled = _lost_and_doubled(site)
     return [
         Figure("results in the outage", count),
         at_most("lost", lost, 0),
@@ -180,27 +180,27 @@ def sit_out(output: Path, count: int) -> list[Figure]:
     ]
 
 
-def _committed_ms(here: Site, count: int) -> Iterator[float]:
+def _committed_ms(site: Site, count: int) -> Iterator[float]:
     result = Result()
-    with closing(Log(here.of_writer / JOURNAL)) as log:
+    with closing(Log(site.of_writer / JOURNAL)) as log:
         for _ in range(count):
             begun_s = time.perf_counter()
             result.append(log)
             yield (time.perf_counter() - begun_s) * 1e3
 
 
-def _drained_per_s(here: Site, count: int) -> float:
+def _drained_per_s(site: Site, count: int) -> float:
     """Bring the broker and a collector back, and return the rate from the first stored result to the last.
 
     mosquitto forgets shared subscriptions when it ends: what is sent before the collector is there comes again later.
     """
-    here.signal("writer", signal.SIGSTOP)
-    here.start("broker")
-    here.start_collecting()
-    here.signal("writer", signal.SIGCONT)
-    wait_until(lambda: bool(here.stored()), "the first result", step_s=0.01)
+    site.signal("writer", signal.SIGSTOP)
+    site.start("broker")
+    site.start_collecting()
+    site.signal("writer", signal.SIGCONT)
+    wait_until(lambda: bool(site.stored()), "the first result", step_s=0.01)
     begun_s = time.monotonic()
-    wait_until(lambda: len(here.stored()) == count, "the last result", step_s=0.2)
+    wait_until(lambda: len(site.stored()) == count, "the last result", step_s=0.2)
     return count / (time.monotonic() - begun_s)
 
 
@@ -220,19 +220,19 @@ def kill_all(output: Path, count: int, least: int, seed: int, *, postgres: bool)
     chance = random.Random(seed)
     killed: Counter[str] = Counter()
     databases = ("database",) * postgres
-    with _emptied(output / "kills") as folder, closing(Site(folder, postgres=postgres)) as here:
+    with _emptied(output / "kills") as folder, closing(Site(folder, postgres=postgres)) as site:
         (folder / STATE).write_bytes(msgspec.json.encode(Facts(schedule=_passes())))
-        here.start(*databases, "broker", "service", "writer", "collector")
-        while killed.total() < count or here.written() < least:
+        site.start(*databases, "broker", "service", "writer", "collector")
+        while killed.total() < count or site.written() < least:
             time.sleep(chance.uniform(0, ALIVE_S))
             victim = chance.choice((*_VICTIMS, *databases))
             typer.echo(f"kill {killed.total() + 1} of at least {count}: {victim}", err=True)
-            _kill(here, victim, chance.uniform(0, DOWN_S))
+            _kill(site, victim, chance.uniform(0, DOWN_S))
             killed[victim] += 1
-        settled_min, lost, doubled = _settle(here)
-        written = here.written()
-        announced = int(here.log("writer").rpartition("\n")[0].rpartition("\n")[2] or "0")
-        measured = len(here.measured())
+        settled_min, lost, doubled = _settle(site)
+        written = site.written()
+        announced = int(site.log("writer").rpartition("\n")[0].rpartition("\n")[2] or "0")
+        measured = len(site.measured())
     return [
         Figure(f"kills ({', '.join(f'{name} {killed[name]}' for name in sorted(killed))})", killed.total()),
         Figure("results written", written),
@@ -259,42 +259,42 @@ def _measure_no_more(path: Path) -> None:
     path.write_bytes(msgspec.json.encode(msgspec.structs.replace(facts, schedule=Schedule())))
 
 
-def _kill(here: Site, victim: str, down_s: float) -> None:
+def _kill(site: Site, victim: str, down_s: float) -> None:
     if victim in ("worker", "sampler"):
-        here.kill_child(victim)
+        site.kill_child(victim)
         return
     names = ("service", "writer") if victim == "service" else (victim,)
-    here.kill(*names)
+    site.kill(*names)
     time.sleep(down_s)
-    here.start(*names)
+    site.start(*names)
 
 
-def _settle(here: Site) -> tuple[float, int, int]:
+def _settle(site: Site) -> tuple[float, int, int]:
     """Let everything arrive, as long as more does; return the minutes until then, and how many are lost and doubled.
 
     Who has waited long tries less often, and who begins at once. The service goes on measuring: what is counted is
     what it has measured by then.
     """
-    here.kill("service", "writer", "collector")
-    _measure_no_more(here.folder / STATE)
-    here.start_collecting()
-    here.stop_writing()
-    here.start("service", "writer")
+    site.kill("service", "writer", "collector")
+    _measure_no_more(site.folder / STATE)
+    site.start_collecting()
+    site.stop_writing()
+    site.start("service", "writer")
     begun_s = arrived_s = time.monotonic()
     least = sys.maxsize
     while True:
-        lost, doubled = _lost_and_doubled(here)
+        lost, doubled = _lost_and_doubled(site)
         if not lost or time.monotonic() - arrived_s > WAIT_S:
             return (time.monotonic() - begun_s) / 60, lost, doubled
-        here.refuse_dead()
+        site.refuse_dead()
         if lost < least:
             least, arrived_s = lost, time.monotonic()
         time.sleep(1.0)
 
 
-def _lost_and_doubled(here: Site) -> tuple[int, int]:
-    wanted = {f"r{number}" for number in range(1, here.written() + 1)} | set(here.measured())
-    stored = Counter(here.stored())
+def _lost_and_doubled(site: Site) -> tuple[int, int]:
+    wanted = {f"r{number}" for number in range(1, site.written() + 1)} | set(site.measured())
+    stored = Counter(site.stored())
     return len(wanted - set(stored)), sum(stored.values()) - len(stored)
 
 

@@ -44,13 +44,13 @@ def main(
     output.mkdir(parents=True, exist_ok=True)
     given = arguments.split()
     for name, _, count in wanted:
-        kept = read(output / FILE, name)
-        for number, beside_load in enumerate(_left(kept, int(count), half), len(kept) + 1):
+        lines = read(output / FILE, name)
+        for number, beside_load in enumerate(_left(lines, int(count), half), len(lines) + 1):
             print_line(f"{name} {number} of {count}")
             _append(output, name, beside_load, given)
     for name, _, _ in wanted:
-        for which, found in counts(read(output / FILE, name)).items():
-            print_line(f"{name}, {which}: {found}")
+        for which, tally in counts(read(output / FILE, name)).items():
+            print_line(f"{name}, {which}: {tally}")
     print_line(f"each by: benchd compare --aa CASE {arguments}".rstrip())
 
 
@@ -66,10 +66,10 @@ def read(path: Path, name: str | None = None) -> list[dict[str, Any]]:
     return [line for line in lines if name is None or line["case"] == name]
 
 
-def _left(kept: Sequence[dict[str, Any]], count: int, half: Half | None) -> list[bool]:
+def _left(lines: Sequence[dict[str, Any]], count: int, half: Half | None) -> list[bool]:
     """Return the comparisons still to be made: for each whether a load runs beside it."""
     left = [number % 2 == 1 for number in range(count)]
-    for line in kept:
+    for line in lines:
         if line["beside_load"] in left:
             left.remove(line["beside_load"])
     return [beside_load for beside_load in left if half is None or beside_load is (half == "loaded")]
@@ -85,8 +85,8 @@ def _append(output: Path, name: str, beside_load: bool, arguments: Sequence[str]
 
 def keep(path: Path, line: dict[str, Any]) -> None:
     """Append a line to a file, where it lasts."""
-    with closing(journal.Journal(path)) as kept:
-        kept.append(json.dumps(line).encode())
+    with closing(journal.Journal(path)) as comparisons:
+        comparisons.append(json.dumps(line).encode())
 
 
 @contextmanager
@@ -137,8 +137,8 @@ def counts(kept: Sequence[dict[str, Any]]) -> dict[str, Counts]:
     return {half: _counts(lines) for half, lines in halves.items() if lines}
 
 
-def _counts(kept: Sequence[dict[str, Any]]) -> Counts:
-    answers = [line["answer"] for line in kept]
+def _counts(lines: Sequence[dict[str, Any]]) -> Counts:
+    answers = [line["answer"] for line in lines]
     false = answers.count("faster") + answers.count("slower")
     bound = stats.binomtest(false, len(answers), alternative="less").proportion_ci(0.95, method="exact").high
     return Counts(len(answers), false, bound, answers.count("same"), answers.count("inconclusive"))

@@ -46,11 +46,11 @@ def main(
         typer.echo(text)
 
 
-def _left(kept: Sequence[dict[str, Any]], trials: int) -> Iterator[bool]:
+def _left(lines: Sequence[dict[str, Any]], trials: int) -> Iterator[bool]:
     """Yield whether each trial that is left is a planted one."""
-    made = Counter(bool(line["planted"]) for line in kept)
+    counts = Counter(bool(line["planted"]) for line in lines)
     for number in range(trials):
-        yield from (is_planted for is_planted in (True, False) if number >= made[is_planted])
+        yield from (is_planted for is_planted in (True, False) if number >= counts[is_planted])
 
 
 def _kind(is_planted: bool) -> str:
@@ -86,9 +86,9 @@ def summary(kept: Sequence[dict[str, Any]]) -> Iterator[str]:
         if lines:
             answers = Counter(line["answer"] for line in lines)
             seconds = [line["seconds"] for line in lines]
-            told = ", ".join(f"{answers[answer]} {answer}" for answer in ANSWERS)
+            verdicts = ", ".join(f"{answers[answer]} {answer}" for answer in ANSWERS)
             took = f"median {median(seconds):.0f} s, longest {max(seconds):.0f} s"
-            yield f"{_kind(is_planted)}, {len(lines)} trials: {told}; {took}"
+            yield f"{_kind(is_planted)}, {len(lines)} trials: {verdicts}; {took}"
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import psutil
 import typer
 from sqlalchemy import text
 
-from benchd.daemon.delivery.connection import Arrived
+from benchd.daemon.delivery.connection import IncomingMessage
 from benchd.dashboard.feed import BATCH
 from benchd.dashboard.messages import rows
 from benchd.dashboard.store import KEEP_S, RAW_S, Store
@@ -101,12 +101,12 @@ def _store(store: Store, pid: int | None, devices: int, seconds: int) -> Used:
     return total
 
 
-def _messages(devices: int, at_s: float) -> Iterator[Arrived]:
+def _messages(devices: int, at_s: float) -> Iterator[IncomingMessage]:
     chance = random.Random(at_s)
     for number in range(devices):
         samples = [[0, name, chance.uniform(*value), "nvml"] for name, value in METRICS.items()]
         body = json.dumps({"schema": "benchd.telemetry/1", "case_id": "vim_tiny,eager,b1", "samples": samples})
-        yield Arrived(f"benchd/v1/board-{number:05}/telemetry", body.encode(), at_s + number / devices)
+        yield IncomingMessage(f"benchd/v1/board-{number:05}/telemetry", body.encode(), at_s + number / devices)
 
 
 def _cores(used: Used, seconds: int) -> str:
@@ -122,10 +122,10 @@ def _tidy(store: Store, pid: int | None, now_s: float) -> Used:
 @contextmanager
 def _using(pid: int | None) -> Iterator[list[Used]]:
     """Yield a list that has what the block has used once it ends."""
-    found: list[Used] = []
+    usages: list[Used] = []
     begun = time.monotonic(), _own_s(), _database_s(pid)
-    yield found
-    found.append(Used(time.monotonic() - begun[0], _own_s() - begun[1], _database_s(pid) - begun[2]))
+    yield usages
+    usages.append(Used(time.monotonic() - begun[0], _own_s() - begun[1], _database_s(pid) - begun[2]))
 
 
 def _own_s() -> float:

@@ -36,13 +36,13 @@ def soak(tmp_path, child_environment):
 def test_it_goes_on_where_it_stopped(soak, tmp_path):
     before = [{"case": "square,size=64", "beside_load": False, "answer": "same", "effect": 0.0}]
     (tmp_path / "out").mkdir()
-    kept = tmp_path / "out" / soak_aa.FILE
-    kept.write_text("".join(f"{json.dumps(line)}\n" for line in before))
+    path = tmp_path / "out" / soak_aa.FILE
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in before))
     done = soak(2)
     assert done.returncode == 0, done.stderr
     assert "square,size=64 2 of 2" in done.stdout
     assert "square,size=64 1 of 2" not in done.stdout
-    lines = [json.loads(line) for line in journal.read(kept)]
+    lines = [json.loads(line) for line in journal.read(path)]
     assert lines[:1] == before
     assert [line["beside_load"] for line in lines] == [False, True]
     assert lines[1]["answer"] == "same"
@@ -59,8 +59,8 @@ def test_a_comparison_that_cannot_be_made_ends_it(soak, tmp_path):
 
 def test_false_verdicts_are_counted_with_their_bound():
     answers = ["same"] * 97 + ["faster", "slower", "inconclusive"]
-    kept = [{"answer": answer, "beside_load": number >= 98} for number, answer in enumerate(answers)]
-    assert {half: str(found) for half, found in soak_aa.counts(kept).items()} == {
+    lines = [{"answer": answer, "beside_load": number >= 98} for number, answer in enumerate(answers)]
+    assert {half: str(tally) for half, tally in soak_aa.counts(lines).items()} == {
         "all": "2 of 100 false (at most 6.2 % with 95 % confidence), 97 same, 1 inconclusive",
         "alone": "1 of 98 false (at most 4.7 % with 95 % confidence), 97 same, 0 inconclusive",
         "beside another load": "1 of 2 false (at most 97.5 % with 95 % confidence), 0 same, 1 inconclusive",

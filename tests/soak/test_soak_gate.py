@@ -40,16 +40,16 @@ def test_trials_are_kept_counted_and_not_repeated(tmp_path, child_environment):
 
 
 def test_what_is_left_of_each_kind():
-    kept = [{"planted": True}, {"planted": True}, {"planted": False}]
-    assert list(soak_gate._left(kept, 3)) == [False, True, False]
+    trials = [{"planted": True}, {"planted": True}, {"planted": False}]
+    assert list(soak_gate._left(trials, 3)) == [False, True, False]
     assert list(soak_gate._left([], 2)) == [True, False, True, False]
 
 
 def test_the_page_on_ci_counts_the_trials_that_are_kept():
-    kept = [json.loads(line) for line in journal.read(ROOT / "results/amd-epyc-2-threads" / soak_gate.FILE)]
+    trials = [json.loads(line) for line in journal.read(ROOT / "results/amd-epyc-2-threads" / soak_gate.FILE)]
     page = re.sub(r" \(by .*?\)", "", (ROOT / "docs/ci.md").read_text())
     for is_planted in (True, False):
-        lines = [line for line in kept if line["planted"] is is_planted]
+        lines = [line for line in trials if line["planted"] is is_planted]
         answers, seconds = Counter(line["answer"] for line in lines), [line["seconds"] for line in lines]
         counts = [len(lines), *(answers[answer] for answer in ("slower", "same", "inconclusive"))]
         assert f"| {' | '.join(map(str, counts))} | {median(seconds):.0f} s, {max(seconds):.0f} s |" in page

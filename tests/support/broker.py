@@ -31,11 +31,11 @@ class RunningBroker:
 
 def program(name: str, *places: Path) -> str:
     """Return the path of a system program, also in places; without it a test is skipped, or fails where CI is set."""
-    found = shutil.which(name, path=":".join([os.environ["PATH"], "/usr/sbin", *map(str, places)]))
-    if found is None:
+    executable = shutil.which(name, path=":".join([os.environ["PATH"], "/usr/sbin", *map(str, places)]))
+    if executable is None:
         stop = pytest.fail if os.environ.get("CI") else pytest.skip
         stop(f"needs the program {name}; `make test` installs it where it may")
-    return found
+    return executable
 
 
 def free_port() -> int:

@@ -45,12 +45,12 @@ class Authority:
 
     def issue(self, name: str, host: str = HOST, period: str = "valid") -> tuple[Path, Path]:
         """Return the files of a certificate for `host`, an address, and of its key."""
-        certificate, key, asked = (self._folder / f"{name}.{suffix}" for suffix in ("pem", "key", "csr"))
+        certificate, key, request = (self._folder / f"{name}.{suffix}" for suffix in ("pem", "key", "csr"))
         names = ["-subj", f"/CN={name}", "-addext", f"subjectAltName=IP:{host}"]
-        self._openssl("req", *_key(key), *names, "-out", asked)
+        self._openssl("req", *_key(key), *names, "-out", request)
         start, end = PERIODS[period]
         given = ["-config", self._folder / "ca.cnf", "-cert", self.certificate, "-keyfile", self._key, "-notext"]
-        given += ["-batch", "-startdate", start, "-enddate", end, "-in", asked, "-out", certificate]
+        given += ["-batch", "-startdate", start, "-enddate", end, "-in", request, "-out", certificate]
         self._openssl("ca", *given)
         return certificate, key
 

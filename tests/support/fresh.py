@@ -17,10 +17,12 @@ def python(folder: Path, packages: list[str]) -> Path:
     site = folder / f"alone/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
     wanted, done = list(map(Requirement, packages)), set[str]()
     while wanted:
-        one = wanted.pop()
-        if str(one) not in done:
-            done.add(str(one))
-            wanted += _required(_installed(one.name.lower().replace("_", "-"), site, folder), one.extras)
+        requirement = wanted.pop()
+        if str(requirement) not in done:
+            done.add(str(requirement))
+            wanted += _required(
+                _installed(requirement.name.lower().replace("_", "-"), site, folder), requirement.extras
+            )
     return folder / "alone/bin/python"
 
 
@@ -30,10 +32,10 @@ def _installed(name: str, site: Path, folder: Path) -> Distribution:
         shutil.rmtree(folder / "copy", ignore_errors=True)
         zipfile.ZipFile(wheels_made.build_ours(folder)).extractall(site)
         return PathDistribution(next(site.glob("benchd-*.dist-info")))
-    found = distribution(name)
-    for top in {Path(*file.parts[:1]) for file in found.files or [] if file.parts[0] != ".."}:
-        _link(site / top, Path(str(found.locate_file(top))))
-    return found
+    package = distribution(name)
+    for top in {Path(*file.parts[:1]) for file in package.files or [] if file.parts[0] != ".."}:
+        _link(site / top, Path(str(package.locate_file(top))))
+    return package
 
 
 def _link(link: Path, target: Path) -> None:
@@ -51,7 +53,11 @@ def _link(link: Path, target: Path) -> None:
         link.symlink_to(target)
 
 
-def _required(found: Distribution, extras: set[str]) -> list[Requirement]:
-    asked = [{"extra": extra} for extra in ("", *extras)]
-    needed = map(Requirement, found.requires or [])
-    return [one for one in needed if one.marker is None or any(map(one.marker.evaluate, asked))]
+def _required(package: Distribution, extras: set[str]) -> list[Requirement]:
+    environments = [{"extra": extra} for extra in ("", *extras)]
+    needed = map(Requirement, package.requires or [])
+    return [
+        requirement
+        for requirement in needed
+        if requirement.marker is None or any(map(requirement.marker.evaluate, environments))
+    ]

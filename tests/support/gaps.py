@@ -18,10 +18,10 @@ def is_for_gaps(reason: str) -> bool:
 def without_gaps(measure: Callable[[], T], reasons: Callable[[T], Iterable[str]]) -> T:
     """Return what `measure()` gives as soon as gaps are no reason for a missing energy, and at last all the same."""
     for _ in range(ATTEMPTS):
-        found = measure()
-        if not any(map(is_for_gaps, reasons(found))):
+        measurement = measure()
+        if not any(map(is_for_gaps, reasons(measurement))):
             break
-    return found
+    return measurement
 
 
 def without_energy(records: Sequence[Record]) -> list[str]:

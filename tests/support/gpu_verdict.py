@@ -73,18 +73,18 @@ def pytest_terminal_summary(terminalreporter: Any) -> Generator[None, None, None
     if cache and torch.cuda.is_available():
         cache.set(LASTED, time.monotonic() - _begun_s)
     terminalreporter.section("verdict")
-    found = verdicts(terminalreporter.stats)
-    width = max(map(len, found))
-    for area, (verdict, why) in found.items():
+    by_area = verdicts(terminalreporter.stats)
+    width = max(map(len, by_area))
+    for area, (verdict, why) in by_area.items():
         terminalreporter.write_line(f"{area:<{width}}  {verdict:<10}  {why}")
 
 
 def verdicts(stats: dict[str, Sequence[Any]]) -> dict[str, tuple[str, str]]:
     """Return each area's verdict and what it rests on, from pytest's reports by outcome."""
     wrong = {area: [*_of(area, stats, "failed"), *_of(area, stats, "error")] for area in AREAS}
-    found = {area: _verdict(wrong[area], _of(area, stats, "passed"), _of(area, stats, "skipped")) for area in AREAS}
+    by_area = {area: _verdict(wrong[area], _of(area, stats, "passed"), _of(area, stats, "skipped")) for area in AREAS}
     unread = [report.nodeid for report in stats.get("error", []) if not _area_of(report)]
-    return found | dict.fromkeys(unread, ("wrong", "it cannot be collected"))
+    return by_area | dict.fromkeys(unread, ("wrong", "it cannot be collected"))
 
 
 def _of(area: str, stats: dict[str, Sequence[Any]], outcome: str) -> list[Any]:

@@ -27,9 +27,11 @@ def net(path: Path, *, products: int = 4, codes: bool = False, batch: int | str 
     A name as `batch` leaves it open.
     """
     draw, last = np.random.default_rng(3), products - 1
-    nodes, held, name, channels = [], [], "x", 3
+    nodes, initializers, name, channels = [], [], "x", 3
     for place in range(last):
-        held.append(numpy_helper.from_array((draw.normal(size=(8, channels, 3, 3)) / 5).astype("f"), f"w{place}"))
+        initializers.append(
+            numpy_helper.from_array((draw.normal(size=(8, channels, 3, 3)) / 5).astype("f"), f"w{place}")
+        )
         nodes.append(helper.make_node("Conv", [name, f"w{place}"], [f"c{place}"], f"conv{place}", pads=[1] * 4))
         nodes.append(helper.make_node("Relu", [f"c{place}"], [f"r{place}"]))
         name, channels = f"r{place}", 8
@@ -42,16 +44,18 @@ def net(path: Path, *, products: int = 4, codes: bool = False, batch: int | str 
             ]
             name = f"q{place}"
     if codes:
-        held += [numpy_helper.from_array(np.array(v, np.float32), n) for n, v in (("step", 0.3), ("three", 3.0))]
+        initializers += [
+            numpy_helper.from_array(np.array(v, np.float32), n) for n, v in (("step", 0.3), ("three", 3.0))
+        ]
     width = channels * 64
     # the classes are told apart: each row of the last layer is the answer of the net to the class's pattern
     nodes.append(helper.make_node("Flatten", [name], ["flat"]))
     nodes.append(helper.make_node("Gemm", ["flat", "head"], ["y"], "head", transB=1))
-    held.append(numpy_helper.from_array(np.zeros((CLASSES, width), np.float32), "head"))
+    initializers.append(numpy_helper.from_array(np.zeros((CLASSES, width), np.float32), "head"))
     given = helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, 8, 8])
     answer = helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, CLASSES])
     model = helper.make_model(
-        helper.make_graph(nodes, "net", [given], [answer], held), opset_imports=[helper.make_opsetid("", 18)]
+        helper.make_graph(nodes, "net", [given], [answer], initializers), opset_imports=[helper.make_opsetid("", 18)]
     )
     model.ir_version = 9
     _trained(model)
@@ -64,10 +68,11 @@ def _trained(model: onnx.ModelProto) -> None:
     from benchd.exporters import quantised
 
     by_class = [np.mean(images(24 * CLASSES, 5)[place::CLASSES], axis=0) for place in range(CLASSES)]
-    found = [
-        values["flat"][0] for values in quantised.activations(model, ["flat"], [{"x": one[None]} for one in by_class])
+    activations = [
+        values["flat"][0]
+        for values in quantised.activations(model, ["flat"], [{"x": image[None]} for image in by_class])
     ]
-    features = np.stack(found) - np.mean(found, axis=0)
+    features = np.stack(activations) - np.mean(activations, axis=0)
     head = next(tensor for tensor in model.graph.initializer if tensor.name == "head")
     head.CopyFrom(numpy_helper.from_array((features / np.linalg.norm(features)).astype(np.float32), "head"))
 
@@ -75,9 +80,9 @@ def _trained(model: onnx.ModelProto) -> None:
 def swapped(source: Path, path: Path, *, tensor: str, axis: int = 0) -> Path:
     """Write the file with the halves of one stored tensor exchanged: a fault of a converter."""
     model = onnx.load(source)
-    held = next(one for one in model.graph.initializer if one.name == tensor)
-    values = numpy_helper.to_array(held)
-    held.CopyFrom(numpy_helper.from_array(np.roll(values, values.shape[axis] // 2, axis=axis).copy(), tensor))
+    initializer = next(candidate for candidate in model.graph.initializer if candidate.name == tensor)
+    values = numpy_helper.to_array(initializer)
+    initializer.CopyFrom(numpy_helper.from_array(np.roll(values, values.shape[axis] // 2, axis=axis).copy(), tensor))
     onnx.save(model, path)
     return path
 
@@ -86,8 +91,10 @@ def scaled(source: Path, path: Path, *, times: float) -> Path:
     """Write the file with the scale of each activation multiplied: a fault of a calibration."""
     model = onnx.load(source)
     names = {node.input[1] for node in model.graph.node if node.op_type == "QuantizeLinear"}
-    for held in model.graph.initializer:
-        if held.name in names:
-            held.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(held) * np.float32(times), held.name))
+    for initializer in model.graph.initializer:
+        if initializer.name in names:
+            initializer.CopyFrom(
+                numpy_helper.from_array(numpy_helper.to_array(initializer) * np.float32(times), initializer.name)
+            )
     onnx.save(model, path)
     return path

@@ -51,10 +51,12 @@ def boxes():
 
 def overlap(answers, targets):
     """Return the mean intersection over union; a box of another class has none."""
-    one, other = (torch.cat([image["boxes"] for image in images]) for images in (answers, targets))
+    first, second = (torch.cat([image["boxes"] for image in images]) for images in (answers, targets))
     same = torch.tensor([a["labels"][0] == t["labels"][0] for a, t in zip(answers, targets, strict=True)])
-    inner = (torch.minimum(one[:, 2:], other[:, 2:]) - torch.maximum(one[:, :2], other[:, :2])).clamp(min=0).prod(1)
-    union = (one[:, 2:] - one[:, :2]).prod(1) + (other[:, 2:] - other[:, :2]).prod(1) - inner
+    inner = (
+        (torch.minimum(first[:, 2:], second[:, 2:]) - torch.maximum(first[:, :2], second[:, :2])).clamp(min=0).prod(1)
+    )
+    union = (first[:, 2:] - first[:, :2]).prod(1) + (second[:, 2:] - second[:, :2]).prod(1) - inner
     return (inner / union * same).mean()
 
 

@@ -55,8 +55,8 @@ class Watcher:
 
     def until_status(self, state, **fields):
         def wanted(topic, payload):
-            found = json.loads(payload) if topic.endswith("/status") and payload else {}
-            return found.get("state") == state and all(found.get(name) == value for name, value in fields.items())
+            status = json.loads(payload) if topic.endswith("/status") and payload else {}
+            return status.get("state") == state and all(status.get(name) == value for name, value in fields.items())
 
         return json.loads(self.until(wanted).payload)
 

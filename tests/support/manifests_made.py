@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 from records_made import ENVIRONMENT
 
-from benchd.daemon.measuring.protocol import Golden, Packed, Tensor
+from benchd.daemon.measuring.protocol import Golden, PackedFiles, Tensor
 from benchd.daemon.records import Case
 from benchd.daemon.shipping import load_text
-from benchd.daemon.shipping.manifest import DIGEST, MANIFEST, Manifest, Promised
+from benchd.daemon.shipping.manifest import DIGEST, MANIFEST, Manifest, PromisedResults
 
 
 def manifest(**fields: Any) -> Manifest:
@@ -30,7 +30,7 @@ def manifest(**fields: Any) -> Manifest:
         "weights_sha256": "",
         "golden": Golden(1, 1, {"y": 1e-5}),
         "asked": {},
-        "promised": Promised(processes_ms=[10.0] * 5, latency_ms=10.0, low_ms=9.9, high_ms=10.1),
+        "promised": PromisedResults(processes_ms=[10.0] * 5, latency_ms=10.0, low_ms=9.9, high_ms=10.1),
         "device": "",
         "device_id": "",
         "environment": ENVIRONMENT,
@@ -39,7 +39,7 @@ def manifest(**fields: Any) -> Manifest:
     return Manifest(**given | fields)
 
 
-def load_text_of(case: Case, packed: Packed) -> str:
+def load_text_of(case: Case, packed: PackedFiles) -> str:
     """Return the lines of LOAD.md for what was packed on a CPU."""
     environment = msgspec.structs.replace(ENVIRONMENT, device="cpu")
     fields = {name: getattr(packed, name) for name in ("inputs", "outputs", "golden", "entry")}

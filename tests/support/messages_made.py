@@ -2,7 +2,7 @@
 
 import json
 
-from benchd.daemon.delivery.connection import Arrived
+from benchd.daemon.delivery.connection import IncomingMessage
 from benchd.daemon.records import Record, encode
 from benchd.dashboard.messages import rows
 
@@ -11,7 +11,7 @@ def message(device, kind, body, at_s, **fields):
     """Return a message of a device; `body` is its bytes, a record, or what JSON can hold."""
     if not isinstance(body, bytes):
         body = encode(body) if isinstance(body, Record) else json.dumps(body).encode()
-    return Arrived(f"benchd/v1/{device}/{kind}", body, at_s, **fields)
+    return IncomingMessage(f"benchd/v1/{device}/{kind}", body, at_s, **fields)
 
 
 def result(record, at_s):
@@ -21,4 +21,4 @@ def result(record, at_s):
 
 def add(store, *messages):
     """Store messages in one transaction."""
-    store.add(row for one in messages for row in rows(one))
+    store.add(row for arrival in messages for row in rows(arrival))

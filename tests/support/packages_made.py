@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from benchd.daemon.why.environments import Installed, Package
+from benchd.daemon.why.environments import InstalledDistribution, InstalledPackages
 
 BASE = os.path.realpath(sys._base_executable)
 
@@ -19,7 +19,7 @@ def package(
     *,
     content: str | None = None,
     listed: bool = True,
-) -> Package:
+) -> InstalledDistribution:
     """Write a package of one module, whose VERSION is its version, to `folder`."""
     content = f"VERSION = {version!r}\n" if content is None else content
     metadata = f"{name}-{version}.dist-info"
@@ -28,8 +28,12 @@ def package(
     needs = "".join(f"Requires-Dist: {each}\n" for each in requires)
     (folder / metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
     files = [f"{name}.py", f"{metadata}/METADATA"] if listed else []
-    return Package(name, version, str(folder), files, sha256(content.encode()).hexdigest(), list(requires))
+    return InstalledDistribution(
+        name, version, str(folder), files, sha256(content.encode()).hexdigest(), list(requires)
+    )
 
 
-def environment(packages: Sequence[Package], *, base: str = BASE, version: str = sys.version.split()[0]) -> Installed:
-    return Installed(base, version, list(packages))
+def environment(
+    packages: Sequence[InstalledDistribution], *, base: str = BASE, version: str = sys.version.split()[0]
+) -> InstalledPackages:
+    return InstalledPackages(base, version, list(packages))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchd.daemon.config import Config, DeviceConfig, SamplingConfig
-from benchd.daemon.measuring.plan import Machine, Planned
+from benchd.daemon.measuring.plan import Machine, PlannedCase
 from benchd.daemon.measuring.session import Session, Sink
 
 
@@ -14,7 +14,7 @@ class Stages(Sink):
     def __init__(self) -> None:
         self.seen: list[tuple[int, str]] = []
 
-    def stage(self, planned: Planned, process: int, stage: str, done: str = "") -> None:
+    def stage(self, planned: PlannedCase, process: int, stage: str, done: str = "") -> None:
         self.seen.append((process, stage))
 
 

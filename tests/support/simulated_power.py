@@ -86,13 +86,13 @@ class Sensor:
     def _readings(self, window_s, value_of):
         t, renewed, value, period_s = self._read_phase - IDLE_S, None, 0.0, self.powers_source.period_s
         while t < window_s + IDLE_S:
-            seen = t + min(self._rng.expovariate(1.0) * self._late_s, 0.9 * self.read_s)
-            count = (seen - self._phase) // period_s
+            read_at = t + min(self._rng.expovariate(1.0) * self._late_s, 0.9 * self.read_s)
+            count = (read_at - self._phase) // period_s
             if count != renewed:
                 renewed, value = count, value_of(self._phase + count * period_s)
                 value = round(value / self._step) * self._step if self._step else value
             if self._rng.random() >= self._lost:
-                yield seen, value
+                yield read_at, value
             t += self.read_s
 
 

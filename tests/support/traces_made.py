@@ -3,7 +3,7 @@
 from benchd.daemon.profiling.trace.trace import (
     Annotation,
     Kernel,
-    Launch,
+    LaunchConfiguration,
     MemoryOperation,
     RuntimeCall,
     TracedGpu,
@@ -22,7 +22,9 @@ def launch(name="k", *, blocks_per_sm=1.0, percent=50.0, **facts):
         "active_blocks_per_sm": None,
         "limits": (),
     }
-    return Launch(name=name, blocks_per_sm=blocks_per_sm, estimated_occupancy_percent=percent, **given | facts)
+    return LaunchConfiguration(
+        name=name, blocks_per_sm=blocks_per_sm, estimated_occupancy_percent=percent, **given | facts
+    )
 
 
 def kernel(start_us, duration_us, launched=None, device=0, correlation=1, external_id=None):

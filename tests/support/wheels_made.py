@@ -52,9 +52,9 @@ def _pins(constraints: Path) -> list[Requirement]:
 
 
 def _repack_setuptools(folder: Path) -> None:
-    found = distribution("setuptools")
-    with zipfile.ZipFile(folder / f"setuptools-{found.version}-py3-none-any.whl", "w") as wheel:
-        for file in found.files or []:
+    package = distribution("setuptools")
+    with zipfile.ZipFile(folder / f"setuptools-{package.version}-py3-none-any.whl", "w") as wheel:
+        for file in package.files or []:
             if file.suffix != ".pyc":
                 wheel.write(file.locate(), file)
 

@@ -97,8 +97,8 @@ def changed(a_job: Job, **fields: object) -> Job:
 
 def of_file(folder: Path, path: Path, variant: str = "onnxruntime", **fields: object) -> Job:
     """Return a job of the user's own ONNX file."""
-    made = job(folder, model=f"own.{path.stem}", variant=Variant.parse(variant), **fields)
-    return changed(made, options={}, onnx=path)
+    file_job = job(folder, model=f"own.{path.stem}", variant=Variant.parse(variant), **fields)
+    return changed(file_job, options={}, onnx=path)
 
 
 def catalogued(folder: Path, model: str, options: Mapping[str, OptionValue] | None = None, **fields: object) -> Job:
@@ -112,9 +112,9 @@ def trained(folder: Path, model: str, options: Mapping[str, OptionValue] | None 
     return changed(catalogued(folder, model, completed, **fields), weights=demo.DEMO, data=demo.DEMO)
 
 
-def as_loaded(module: Callable[..., Any]) -> backends.Loaded:
+def as_loaded(module: Callable[..., Any]) -> backends.LoadedModel:
     """Return what runs on a CPU in float32 as a backend loads it."""
-    return backends.Loaded(module, torch.float32, torch.device("cpu"), module)
+    return backends.LoadedModel(module, torch.float32, torch.device("cpu"), module)
 
 
 def run(a_job: Job, python: str = "") -> Outcome:
@@ -133,7 +133,7 @@ def run(a_job: Job, python: str = "") -> Outcome:
                 return worker.outcome(None, None)
 
 
-def build_and_load(a_job: Job) -> tuple[workload.Workload, backends.Loaded]:
+def build_and_load(a_job: Job) -> tuple[workload.Workload, backends.LoadedModel]:
     """Return what a worker builds of the job and loads to run it."""
     built, batch = workload.build(a_job), a_job.case.batch_size
     return built, backends.load(a_job.case.variant, built.source, torch.device(a_job.device), built.images[:batch])

@@ -58,7 +58,7 @@ def sections(profile: Profile, sort: str) -> list[Section]:
     """
     parts = [_summary(profile), *_sections(profile, sort), _missing(profile)]
     suffix = mark(profile)
-    return [_filled(one)._replace(title=f"{one.title}{suffix}") for one in parts if one.rows]
+    return [_filled(section)._replace(title=f"{section.title}{suffix}") for section in parts if section.rows]
 
 
 def _sections(profile: Profile, sort: str) -> Iterator[Section]:
@@ -85,8 +85,8 @@ def _sections(profile: Profile, sort: str) -> Iterator[Section]:
 def all_finding_lines(profile: Profile) -> list[list[str]]:
     """Return the lines of each finding; predictions have as many digits as the noise of the steps permits."""
     suffix = mark(profile)
-    made = [finding_lines(finding, digits(profile)) for finding in profile.findings]
-    return [[f"{title}{suffix}", *others] for title, *others in made]
+    blocks = [finding_lines(finding, digits(profile)) for finding in profile.findings]
+    return [[f"{title}{suffix}", *others] for title, *others in blocks]
 
 
 def digits(profile: Profile) -> int:
@@ -134,9 +134,9 @@ def _table(title: str, note: str, columns: Columns[Row], rows: Sequence[Row], wo
 
 def _filled(section: Section) -> Section:
     """Return the section without columns that have no measured value."""
-    kept = [place for place in range(len(section.headings)) if any(row[place] != "-" for row in section.rows)]
-    rows = [[row[place] for place in kept] for row in section.rows]
-    return section._replace(headings=[section.headings[place] for place in kept], rows=rows)
+    places = [place for place in range(len(section.headings)) if any(row[place] != "-" for row in section.rows)]
+    rows = [[row[place] for place in places] for row in section.rows]
+    return section._replace(headings=[section.headings[place] for place in places], rows=rows)
 
 
 def _summary(profile: Profile) -> Section:
@@ -322,15 +322,15 @@ def _throughput(benchmark: BenchmarkProfile) -> str:
 
 
 def _layers(layers: LayersProfile) -> Iterator[Section]:
-    whole = [_run_taken(layers)]
+    summary = [_run_taken(layers)]
     if layers.measured_energy_j is not None:
         error = figure(layers.measured_energy_err_j, 1e3)
-        whole += [
+        summary += [
             f"Measured: {figure(layers.measured_energy_j, 1e3)} ± {error} mJ per image, of {layers.energy_scope}."
         ]
     yield _table("Model loading", "", LAYERS, _indented(layers.loading))
-    yield _table("Components", " ".join(whole), LAYERS, _indented(layers.components))
-    notes = [*([] if layers.components else whole), *layers.notes]
+    yield _table("Components", " ".join(summary), LAYERS, _indented(layers.components))
+    notes = [*([] if layers.components else summary), *layers.notes]
     yield _table("Layers", " ".join(notes), LAYERS, _indented(layers.layers))
     note = (
         "Shares of zeros as NeuroBench counts them: in a layer's weights, and in the outputs of neurons or activations."
@@ -355,14 +355,14 @@ def _break_even(even: BreakEven) -> Section:
     return _table("Break-even", " ".join(notes), RATES, even.points)
 
 
-def _crossed(what: str, crossing: Crossing, time_steps: int) -> str:
+def _crossed(quantity: str, crossing: Crossing, time_steps: int) -> str:
     """Return the rate at which the net costs as much as its ANN, as a clause."""
     if crossing.rate is None:
-        return f"At every firing rate its {what} is {crossing.answer.removeprefix('always ')} than its ANN's"
+        return f"At every firing rate its {quantity} is {crossing.answer.removeprefix('always ')} than its ANN's"
     interval = "" if crossing.low is None else f" [{crossing.low:.3g}, {crossing.high:.3g}]"
     without = f" (in {crossing.without:.0%} of resamples the curves do not cross)" if crossing.without else ""
     return (
-        f"It takes the same {what} as its ANN at {crossing.rate:.3g}{interval} spikes per neuron per step, "
+        f"It takes the same {quantity} as its ANN at {crossing.rate:.3g}{interval} spikes per neuron per step, "
         f"{crossing.rate * time_steps:.3g} per inference{without}"
     )
 

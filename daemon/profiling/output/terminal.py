@@ -6,7 +6,7 @@ from typing import TextIO
 from rich.markup import escape
 from rich.table import Table
 
-from benchd.daemon.profiling.comparison import Compared, ProfileChange
+from benchd.daemon.profiling.comparison import ProfileChange, ProfileChanges
 from benchd.daemon.profiling.output.sections import INDENT, Section
 from benchd.daemon.reporting.console import console_on
 from benchd.daemon.reporting.results_table import figure
@@ -35,7 +35,7 @@ def print_profile(out: TextIO, findings: Sequence[Sequence[str]], sections: Sequ
         console.print("no findings")
 
 
-def print_compared(out: TextIO, comparison: Compared) -> None:
+def print_compared(out: TextIO, comparison: ProfileChanges) -> None:
     """Print the changes from A to B, largest first, and any other differences between the profiles."""
     console = console_on(out)
     columns = ["what", *figures("A ms", "B ms", "B - A ms", "change %")]
@@ -65,7 +65,7 @@ def _section_table(section: Section) -> Table:
             escape(heading), justify="left" if is_word else "right", max_width=NAME_WIDTH if is_word else None
         )
     groups = [row for row in section.rows if not row[0].startswith(INDENT)]
-    shown = section.rows if len(section.rows) <= ROWS else groups
-    for row in shown[:ROWS]:
+    rows = section.rows if len(section.rows) <= ROWS else groups
+    for row in rows[:ROWS]:
         table.add_row(*map(escape, row))
     return table

@@ -56,8 +56,8 @@ def step_ns(profile: Profile) -> float:
 
 def step_share(profile: Profile, *categories: Category) -> float:
     """Return the share of these categories in the steps' time."""
-    each = [step.by_category for step in profile.torch.steps] if profile.torch else []
-    return of_steps(profile, sum(ns.get(category, 0) for ns in each for category in categories))
+    step_times = [step.by_category for step in profile.torch.steps] if profile.torch else []
+    return of_steps(profile, sum(ns.get(category, 0) for ns in step_times for category in categories))
 
 
 def busy(profile: Profile) -> float:
@@ -109,13 +109,13 @@ def work(profile: Profile, pattern: str, but: str | None = None) -> Part:
 def part(profile: Profile, selected: Iterable[WorkRow]) -> Part:
     """Return these rows, longest first, as a part of the work."""
     chosen = list(selected)
-    ns, whole = sum(row.ns for row in chosen), sum(row.ns for row in rows(profile))
+    ns, total_ns = sum(row.ns for row in chosen), sum(row.ns for row in rows(profile))
     lines = [
-        f"{row.name}: {percent(row.ns / whole)} of the work, {ms(row.ns / steps(profile))} and "
+        f"{row.name}: {percent(row.ns / total_ns)} of the work, {ms(row.ns / steps(profile))} and "
         f"{row.calls / steps(profile):.4g} calls per step"
         for row in chosen[:_SHOWN]
     ]
-    share = ns / whole if whole else 0.0
+    share = ns / total_ns if total_ns else 0.0
     return Part(chosen, share, share * busy(profile), lines)
 
 
@@ -180,8 +180,8 @@ def _together(name: str, layers: list[LayerRow]) -> LayerRow:
 
 def flops_share(profile: Profile, layer: LayerRow) -> float | None:
     """Return a layer's share of the FLOPs of all layers; None if unknown."""
-    whole = sum(row.flops or 0 for row in layers(profile))
-    return None if layer.flops is None or not whole else layer.flops / whole
+    total = sum(row.flops or 0 for row in layers(profile))
+    return None if layer.flops is None or not total else layer.flops / total
 
 
 def percent(share: float) -> str:

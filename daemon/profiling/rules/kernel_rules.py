@@ -32,14 +32,14 @@ def scan(profile: Profile) -> Finding | None:
         return None
     has_form = bool(evidence.gpus(profile)) and remedies.options(profile).get("scan") == "serial"
     custom = remedies.changed(profile, kernels="custom")
-    held = _scan_occupancy(profile)
+    occupancy = _scan_occupancy(profile)
     return Finding(
         rule="scan",
         title="The selective scan dominates: each token waits for the one before it",
-        evidence=[*lines, *([] if held is None else [f"occupancy of its kernel {percent(held)}"])],
+        evidence=[*lines, *([] if occupancy is None else [f"occupancy of its kernel {percent(occupancy)}"])],
         advice="The two-level form scans chunks of tokens in parallel, and is exact. Mamba-2's scan consists of "
         "matrix products, but its recurrence is different: it needs retraining.",
-        expected=1 - of_step * (1 - (held or 0.0)),
+        expected=1 - of_step * (1 - (occupancy or 0.0)),
         variant=custom or (profile.case.variant.name if has_form else None),
         options={"scan": "two_level"} if has_form else {},
     )
@@ -104,12 +104,12 @@ def dominant_kernel(profile: Profile) -> Finding | None:
 def low_occupancy(profile: Profile) -> Finding | None:
     """Find kernels that fill less than half of the warps, except those on tensor cores, which are fast even so."""
     counted = evidence.by_counters(profile)
-    held = [
+    occupancies = [
         (row, row.kernel, evidence.occupancy(counted, row.kernel))
         for row in evidence.rows(profile)
         if row.kernel and not row.kernel.tensor_cores
     ]
-    low = [(row, kernel, share) for row, kernel, share in held if share is not None and share < _LOW_OCCUPANCY]
+    low = [(row, kernel, share) for row, kernel, share in occupancies if share is not None and share < _LOW_OCCUPANCY]
     part = evidence.part(profile, (row for row, _, _ in low))
     if part.share < 0.3:
         return None
@@ -226,7 +226,7 @@ def cpu_convolution(profile: Profile) -> Finding | None:
 def elementwise_chain(profile: Profile) -> Finding | None:
     """Find a chain of elementwise operators that could be fused, because each reads and writes all its numbers."""
     part = _elementwise(profile)
-    kinds = {row.operator for row in part.rows if row.ns >= 0.02 * sum(one.ns for one in part.rows)}
+    kinds = {row.operator for row in part.rows if row.ns >= 0.02 * sum(part_row.ns for part_row in part.rows)}
     if part.share < 0.25 or len(kinds) < 3:
         return None
     return Finding(

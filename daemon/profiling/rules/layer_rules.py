@@ -132,8 +132,8 @@ def backward(profile: Profile) -> Finding | None:
 def memory_peak(profile: Profile) -> Finding | None:
     """Find a peak of ten times the long-lived memory, which is usually caused by activations."""
     memory = profile.memory
-    held = sum(memory.peak_by_category.get(name, 0) for name in _HELD_FOR_LONG) if memory else 0
-    if not memory or not held or memory.peak_bytes < 10 * held:
+    long_lived_bytes = sum(memory.peak_by_category.get(name, 0) for name in _HELD_FOR_LONG) if memory else 0
+    if not memory or not long_lived_bytes or memory.peak_bytes < 10 * long_lived_bytes:
         return None
     largest = [
         f"{allocation.module or allocation.operator or 'unknown'}: {mib(allocation.bytes)} of {allocation.category}"
@@ -142,7 +142,7 @@ def memory_peak(profile: Profile) -> Finding | None:
     return Finding(
         rule="memory_peak",
         title="Activations cause the memory peak",
-        evidence=[f"peak {mib(memory.peak_bytes)} on {memory.device}, {mib(held)} long-lived", *largest],
+        evidence=[f"peak {mib(memory.peak_bytes)} on {memory.device}, {mib(long_lived_bytes)} long-lived", *largest],
         advice="Use smaller batches, half precision, or fused kernels that do not store every time step. This frees "
         "memory for other work but saves no time.",
         variant=remedies.changed(profile, kernels="custom"),

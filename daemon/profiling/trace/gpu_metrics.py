@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from benchd.daemon.profiling.trace.trace import Launch, Trace, TracedGpu, column, places
+from benchd.daemon.profiling.trace.trace import LaunchConfiguration, Trace, TracedGpu, column, places
 from benchd.kernels.occupancy import ARCHITECTURES, WARP_THREADS, theoretical
 
 # the shapes of matrix instructions as they appear in libraries' kernel names, and families that always use them
@@ -59,7 +59,7 @@ class GpuMetrics:
     long_waits_share: float | None
 
 
-def occupancy(launch: Launch, device: TracedGpu) -> LaunchOccupancy | None:
+def occupancy(launch: LaunchConfiguration, device: TracedGpu) -> LaunchOccupancy | None:
     """Return the occupancies of a launch on a device; None if the trace's calculator failed or facts are missing."""
     sms, sm_threads = device.num_sms, device.max_threads_per_multiprocessor
     if launch.estimated_occupancy_percent is None or not (launch.grid and launch.block and sms and sm_threads):
@@ -77,7 +77,7 @@ def occupancy(launch: Launch, device: TracedGpu) -> LaunchOccupancy | None:
     )
 
 
-def _fitting(launch: Launch, device: TracedGpu, threads: int) -> tuple[int, tuple[str, ...]] | None:
+def _fitting(launch: LaunchConfiguration, device: TracedGpu, threads: int) -> tuple[int, tuple[str, ...]] | None:
     """Return how many blocks fit on an SM and what limits them, from the trace or from the device's limits.
 
     The trace's calculator assumes that a block has at most 48 KiB of shared memory. For a kernel with more, it reports
@@ -92,7 +92,7 @@ def _fitting(launch: Launch, device: TracedGpu, threads: int) -> tuple[int, tupl
     return (occupancy.blocks, occupancy.limits) if occupancy.blocks else None
 
 
-def traced_occupancy(launch: Launch) -> float | None:
+def traced_occupancy(launch: LaunchConfiguration) -> float | None:
     """Return the estimated occupancy in the trace, rounded to percent; None if its calculator failed."""
     percent = launch.estimated_occupancy_percent
     return None if percent is None or launch.active_blocks_per_sm == 0 else percent / 100
@@ -141,17 +141,19 @@ def _of_launches(trace: Trace, chosen: NDArray[np.bool_], device: TracedGpu) -> 
     """
     place, listed = places(trace.kernels, "launch")
     used, place = np.unique(place[chosen], return_inverse=True)
-    launches: list[Launch] = [listed[at] for at in used]
+    launches: list[LaunchConfiguration] = [listed[at] for at in used]
     computed = [occupancy(launch, device) for launch in launches]
     occupancies = [traced_occupancy(launch) for launch in launches]
-    if all(it or known is None for it, known in zip(computed, occupancies, strict=True)):
-        occupancies = [it.estimated if it else None for it in computed]
+    if all(recomputed or known is None for recomputed, known in zip(computed, occupancies, strict=True)):
+        occupancies = [recomputed.estimated if recomputed else None for recomputed in computed]
     columns: tuple[Sequence[float | None], ...] = (
         [launch.blocks_per_sm for launch in launches],
         occupancies,
         [uses_tensor_cores_by_name(launch.name) for launch in launches],
     )
-    return [np.array([math.nan if it is None else it for it in each], np.float64)[place] for each in columns]
+    return [
+        np.array([math.nan if value is None else value for value in column], np.float64)[place] for column in columns
+    ]
 
 
 def _share(part: float, whole: int) -> float | None:

@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from benchd.daemon.profiling.trace.trace import Ints, Kernel, MemoryOperation, Shared, Trace, column, places
+from benchd.daemon.profiling.trace.trace import Ints, Kernel, MemoryOperation, Trace, ValueTable, column, places
 
 
 class Nesting:
@@ -45,8 +45,8 @@ class Nesting:
         inside = self.parent >= 0
         parents = self.parent[inside]
         # rounding may make a child end after its parent
-        taken = np.minimum(self.end[inside], self.end[parents]) - self.start[inside]
-        own: Ints = self.end - self.start - np.bincount(parents, taken, len(self)).astype(np.int64)
+        inner_ns = np.minimum(self.end[inside], self.end[parents]) - self.start[inside]
+        own: Ints = self.end - self.start - np.bincount(parents, inner_ns, len(self)).astype(np.int64)
         return own
 
     def within(self, own_ns: Ints) -> Ints:
@@ -65,7 +65,11 @@ class Nesting:
         """Return the innermost call on a thread at this moment, -1 if there is none."""
         first, last = np.searchsorted(self.thread, [thread, thread + 1])
         call = int(first + np.searchsorted(self.start[first:last], t_ns, "right")) - 1
-        return next((each for each in self.around(call) if self.end[each] > t_ns), -1) if call >= first else -1
+        return (
+            next((enclosing for enclosing in self.around(call) if self.end[enclosing] > t_ns), -1)
+            if call >= first
+            else -1
+        )
 
     def launchers(self, work: Sequence[Kernel | MemoryOperation]) -> Ints:
         """Return the operator that launched each piece of device work, else the call around the launch, else -1."""
@@ -111,6 +115,6 @@ class Nesting:
 
 def _numbered(columns: Sequence[tuple[Ints, list[str]]]) -> tuple[Ints, list[str]]:
     """Merge several columns, each with its own list of names, into one column of indices and one list."""
-    known: Shared[str] = Shared()
+    known: ValueTable[str] = ValueTable()
     renumbered = [np.array([known[name] for name in names] or [0], np.int64)[place] for place, names in columns]
     return np.concatenate(renumbered), known.listed

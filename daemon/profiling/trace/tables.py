@@ -30,7 +30,7 @@ from benchd.daemon.profiling.trace.trace import (
     MODULE_RANGE,
     Ints,
     Kernel,
-    Launch,
+    LaunchConfiguration,
     MemoryOperation,
     Trace,
     TracedGpu,
@@ -171,7 +171,7 @@ def _modules(nesting: Nesting, device_ns: Ints) -> list[Module]:
     return sorted(modules, key=lambda row: row.host_ns, reverse=True)
 
 
-class _Covered:
+class _Coverage:
     """Spans, merged until none touch, for computing how much of a time range they cover."""
 
     def __init__(self, *spans: tuple[Ints, Ints]) -> None:
@@ -203,9 +203,9 @@ def _steps(trace: Trace, nesting: Nesting, work: dict[Category, _Work]) -> list[
     start = np.array([step.start_ns for step in steps], np.int64)
     end = np.array([step.end_ns for step in steps], np.int64)
     shares: list[dict[Category, int]] = [{} for _ in steps]
-    union, before = _Covered((start[:0], end[:0])), np.zeros_like(start)
+    union, before = _Coverage((start[:0], end[:0])), np.zeros_like(start)
     for category, spans_start, spans_end in _by_priority(nesting, work):
-        union = _Covered((union.start, union.end), (spans_start, spans_end))
+        union = _Coverage((union.start, union.end), (spans_start, spans_end))
         covered = union.between(start, end)
         for share, added in zip(shares, (covered - before).tolist(), strict=True):
             share[category] = added
@@ -234,10 +234,10 @@ def _by_priority(nesting: Nesting, work: dict[Category, _Work]) -> Iterator[tupl
 
 
 @dataclass(frozen=True)
-class _Launched:
+class _LaunchGroup:
     """All kernels of one launch configuration."""
 
-    launch: Launch
+    launch: LaunchConfiguration
     occupancy: gpu_metrics.LaunchOccupancy | None
     calls: int
     total_ns: int
@@ -253,7 +253,7 @@ class _Launched:
 def _kernels(trace: Trace, work: _Work, nesting: Nesting) -> list[KernelRow]:
     if not trace.kernels:
         return []
-    by_name: dict[str, list[_Launched]] = {}
+    by_name: dict[str, list[_LaunchGroup]] = {}
     group, launches = places(trace.kernels, "launch")
     for launched in _launched(trace, launches, group, work.end - work.start):
         by_name.setdefault(launched.launch.name, []).append(launched)
@@ -262,13 +262,15 @@ def _kernels(trace: Trace, work: _Work, nesting: Nesting) -> list[KernelRow]:
     return sorted(rows, key=lambda row: row.total_ns, reverse=True)
 
 
-def _launched(trace: Trace, launches: Sequence[Launch], group: Ints, duration: Ints) -> Iterator[_Launched]:
+def _launched(
+    trace: Trace, launches: Sequence[LaunchConfiguration], group: Ints, duration: Ints
+) -> Iterator[_LaunchGroup]:
     order = np.argsort(group, kind="stable")
     bounds = np.searchsorted(group[order], np.arange(len(launches)))
     numbers = column(trace.kernels, "device")[order[bounds]].tolist()
     spread = [reduce.reduceat(duration[order], bounds).tolist() for reduce in (np.add, np.minimum, np.maximum)]
     for launch, number, calls, *times in zip(launches, numbers, np.bincount(group).tolist(), *spread, strict=True):
-        yield _Launched(launch, gpu_metrics.occupancy(launch, trace.device(number)), calls, *times)
+        yield _LaunchGroup(launch, gpu_metrics.occupancy(launch, trace.device(number)), calls, *times)
 
 
 def _launching_operators(names: Sequence[str], group: Ints, work: _Work, nesting: Nesting) -> dict[str, str]:
@@ -284,20 +286,20 @@ def _launching_operators(names: Sequence[str], group: Ints, work: _Work, nesting
     return {name: operators.most_common(1)[0][0] for name, operators in counted.items()}
 
 
-def _kernel_row(name: str, alike: Sequence[_Launched], operator: str | None) -> KernelRow:
-    calls, total_ns = sum(each.calls for each in alike), sum(each.total_ns for each in alike)
-    longest = max(alike, key=lambda each: each.total_ns)
+def _kernel_row(name: str, alike: Sequence[_LaunchGroup], operator: str | None) -> KernelRow:
+    calls, total_ns = sum(group.calls for group in alike), sum(group.total_ns for group in alike)
+    longest = max(alike, key=lambda group: group.total_ns)
     return KernelRow(
         name=name,
         calls=calls,
         total_ns=total_ns,
         mean_ns=total_ns / calls,
-        min_ns=min(each.min_ns for each in alike),
-        max_ns=max(each.max_ns for each in alike),
-        blocks_per_sm=mean((each.launch.blocks_per_sm, each.total_ns) for each in alike),
+        min_ns=min(group.min_ns for group in alike),
+        max_ns=max(group.max_ns for group in alike),
+        blocks_per_sm=mean((group.launch.blocks_per_sm, group.total_ns) for group in alike),
         registers=longest.launch.registers,
         shared_bytes=longest.launch.shared_bytes,
-        estimated_occupancy=mean((each.estimated, each.total_ns) for each in alike),
+        estimated_occupancy=mean((group.estimated, group.total_ns) for group in alike),
         limits=list(longest.occupancy.limits) if longest.occupancy else [],
         tensor_cores=gpu_metrics.uses_tensor_cores_by_name(name),
         tensor_cores_by="name",
@@ -308,8 +310,8 @@ def _kernel_row(name: str, alike: Sequence[_Launched], operator: str | None) -> 
 def mean(weighted: Iterable[tuple[float | None, float]]) -> float | None:
     """Return the weighted mean of the values that are known; None if there are none, or no weight."""
     known = [(value, weight) for value, weight in weighted if value is not None]
-    weight = sum(each for _, each in known)
-    return sum(value * each for value, each in known) / weight if weight else None
+    weight = sum(known_weight for _, known_weight in known)
+    return sum(value * known_weight for value, known_weight in known) / weight if weight else None
 
 
 def _gpus(trace: Trace) -> list[GpuUse]:
@@ -347,7 +349,7 @@ def _synchronizations(nesting: Nesting, work: _Work) -> list[Synchronization]:
     for call, idle, launches in zip(calls.tolist(), idle_ns, launches_after.tolist(), strict=True):
         if nesting.parent[call] >= 0 and nesting.names[nesting.name[nesting.parent[call]]] == END_OF_STEP:
             continue
-        operators = [each for each in nesting.around(call) if nesting.kind[each] == nesting.OPERATOR]
+        operators = [enclosing for enclosing in nesting.around(call) if nesting.kind[enclosing] == nesting.OPERATOR]
         key = nesting.names[nesting.name[call]], nesting.names[nesting.name[operators[-1]]] if operators else None
         waited = int(nesting.end[call] - nesting.start[call])
         sums.setdefault(key, Counter()).update(calls=1, waited_ns=waited, idle_after_ns=idle, launches_after=launches)
@@ -360,15 +362,15 @@ def _idle_after(nesting: Nesting, calls: Ints, work: _Work) -> list[int]:
 
     Without the wait, the next launch would have come earlier by at most the duration of the call.
     """
-    busy = _Covered((work.start, work.end))
+    busy = _Coverage((work.start, work.end))
     idle = [0] * len(calls)
-    taken: set[int] = set()
+    counted: set[int] = set()
     for place in np.argsort(nesting.end[calls], kind="stable").tolist():
         begun, ended = nesting.start[calls[place]], nesting.end[calls[place]]
         next_busy = int(np.searchsorted(busy.start, ended, "right"))
         drained = 0 < next_busy < len(busy.start) and busy.end[next_busy - 1] <= ended
-        if drained and next_busy not in taken:
-            taken.add(next_busy)
+        if drained and next_busy not in counted:
+            counted.add(next_busy)
             idle[place] = int(min(busy.start[next_busy] - busy.end[next_busy - 1], ended - begun))
     return idle
 

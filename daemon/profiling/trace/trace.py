@@ -67,7 +67,7 @@ class _Span(Struct, frozen=True, gc=False, kw_only=True):
         return self.start_ns + self.duration_ns
 
 
-class Launch(Struct, frozen=True, gc=False, kw_only=True):
+class LaunchConfiguration(Struct, frozen=True, gc=False, kw_only=True):
     """A kernel with its launch configuration, shared by all kernels launched with it.
 
     `registers` are per thread, `shared_bytes` static and dynamic per block. `estimated_occupancy_percent` is the
@@ -89,7 +89,7 @@ class Launch(Struct, frozen=True, gc=False, kw_only=True):
 class Kernel(_Span, frozen=True, gc=False, kw_only=True):
     """One run of a kernel. `correlation` is the id of its runtime call, `external_id` the id of its operator."""
 
-    launch: Launch
+    launch: LaunchConfiguration
     device: int
     correlation: int
     external_id: int | None
@@ -169,7 +169,7 @@ class Trace(Struct, frozen=True, kw_only=True):
 
     def device(self, number: int) -> TracedGpu:
         """Return the GPU with this number, with only its id if the header lacks it."""
-        return next((each for each in self.devices if each.id == number), TracedGpu(id=number))
+        return next((device for device in self.devices if device.id == number), TracedGpu(id=number))
 
     def missing_kernels(self) -> str | None:
         """Return why the trace of a CUDA run is unusable; None if it has kernels or is from a CPU run."""
@@ -188,7 +188,9 @@ class Rows(Sequence[Row_co]):
     A value common to many rows is stored once in `shared`, and its column contains the index.
     """
 
-    def __init__(self, make: Callable[..., Row_co], columns: tuple[str, ...], shared: dict[str, "Shared[Any]"]) -> None:
+    def __init__(
+        self, make: Callable[..., Row_co], columns: tuple[str, ...], shared: dict[str, "ValueTable[Any]"]
+    ) -> None:
         self._make, self._columns, self.shared = make, columns, shared
         self._values = array("q")
         self.add = self._values.extend
@@ -204,7 +206,7 @@ class Rows(Sequence[Row_co]):
 
     def __getitem__(self, index: int | slice) -> Row_co | list[Row_co]:
         chosen = range(len(self))[index]
-        return [self._row(each) for each in chosen] if isinstance(chosen, range) else self._row(chosen)
+        return [self._row(place) for place in chosen] if isinstance(chosen, range) else self._row(chosen)
 
     def column(self, name: str) -> Ints:
         """Return one value of every row; MISSING stands for None, and an index in `shared` for a shared value."""
@@ -221,7 +223,7 @@ class Rows(Sequence[Row_co]):
         return None if value == MISSING else value
 
 
-class Shared(dict[Value, int]):
+class ValueTable(dict[Value, int]):
     """Values that are kept once: `shared[value]` is the value's index in `listed`, to which it is added if new."""
 
     def __init__(self) -> None:
@@ -246,7 +248,7 @@ def places(rows: Sequence[Any], name: str) -> tuple[Ints, list[Any]]:
     """Return the index of every row's value in the list of distinct values, and that list."""
     if isinstance(rows, Rows):
         return rows.column(name), rows.shared[name].listed
-    shared: Shared[Any] = Shared()
+    shared: ValueTable[Any] = ValueTable()
     return np.fromiter((shared[getattr(row, name)] for row in rows), np.int64, len(rows)), shared.listed
 
 
@@ -348,7 +350,7 @@ def _split_complete(buffer: bytes) -> tuple[list[_Event], bytes]:
     return [], buffer
 
 
-class _Calculated(Struct, gc=False, rename="camel"):
+class _CalculatedOccupancy(Struct, gc=False, rename="camel"):
     active_blocks_per_multiprocessor: int | None = None
     limiting_factors: str = ""
 
@@ -371,7 +373,7 @@ class _KernelArguments(_CallArguments, gc=False):
     shared_bytes: int | None = field(name="shared memory", default=None)
     blocks_per_sm: float | str | None = field(name="blocks per SM", default=None)  # "inf" for an unknown device
     percent: float | None = field(name="est. achieved occupancy %", default=None)
-    occupancy: _Calculated = field(default_factory=_Calculated)
+    occupancy: _CalculatedOccupancy = field(default_factory=_CalculatedOccupancy)
 
 
 class _MemoryEventArguments(Struct, gc=False):
@@ -395,8 +397,8 @@ class _Events:
     """Sorts events into the rows of a Trace; equal names and launches are kept once."""
 
     def __init__(self) -> None:
-        self._names: Shared[str] = Shared()
-        self._launches: Shared[Launch] = Shared()
+        self._names: ValueTable[str] = ValueTable()
+        self._launches: ValueTable[LaunchConfiguration] = ValueTable()
         named = {"name": self._names}
         self._kernels = Rows(
             Kernel,
@@ -471,10 +473,10 @@ def _or_missing(value: int | None) -> int:
     return MISSING if value is None else value
 
 
-def _launch(name: str, facts: _KernelArguments) -> Launch:
+def _launch(name: str, facts: _KernelArguments) -> LaunchConfiguration:
     percent = facts.percent
     factors = facts.occupancy.limiting_factors.split("|")
-    return Launch(
+    return LaunchConfiguration(
         name=name,
         grid=facts.grid,
         block=facts.block,

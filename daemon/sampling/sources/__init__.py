@@ -61,7 +61,7 @@ class Watcher(Protocol):
 
 
 @runtime_checkable
-class Metered(Protocol):
+class PowerMeter(Protocol):
     """A sampler that also yields power or energy."""
 
     def power_sources(self) -> list[PowerSource]:
@@ -101,7 +101,7 @@ def present(device: str, gpu_uuid: str | None = None, root: Path = Path("/")) ->
     zones = any((root / "sys/devices/virtual/thermal").glob("thermal_zone*"))
     monitors = {name: bool(i2c_chips(root, name)) for name in ("ina238", "ina3221")}
     if is_tegra(root):
-        shown = monitors | {
+        samplers = monitors | {
             "procfs": True,
             "devfreq": True,
             "throttle": True,
@@ -111,5 +111,5 @@ def present(device: str, gpu_uuid: str | None = None, root: Path = Path("/")) ->
         }
     else:
         rapl = any((root / "sys/class/powercap").glob("*rapl:*"))
-        shown = {nvml: device == "cuda", **monitors, "rapl": rapl, "procfs": True, "thermal": zones}
-    return [name for name, is_there in shown.items() if is_there]
+        samplers = {nvml: device == "cuda", **monitors, "rapl": rapl, "procfs": True, "thermal": zones}
+    return [name for name, is_there in samplers.items() if is_there]

@@ -16,7 +16,7 @@ import msgspec
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import Sample
-from benchd.daemon.sampling.sources import Metered, Sampler, Watcher, load
+from benchd.daemon.sampling.sources import PowerMeter, Sampler, Watcher, load
 from benchd.daemon.sampling.sources.protocol import Batch, FollowRequest, Message, PowerSource, Refusal
 
 BATCH_NS = 10**9
@@ -78,7 +78,7 @@ class _Source:
 
     def power(self) -> list[PowerSource]:
         """Return the sampler's power sources while it is available."""
-        return self.sampler.power_sources() if self._available and isinstance(self.sampler, Metered) else []
+        return self.sampler.power_sources() if self._available and isinstance(self.sampler, PowerMeter) else []
 
     def look(self) -> None:
         """Try an unavailable sampler again."""

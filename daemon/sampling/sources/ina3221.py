@@ -71,14 +71,14 @@ class Ina3221:
     def power_sources(self) -> list[PowerSource]:
         """Return the module's total power, if the board has rails for it, and then the other rails."""
         if MODULE_INPUT in self._rails:
-            whole = [self._source(MODULE_INPUT, f"module input {MODULE_INPUT}", [MODULE_INPUT], total=True)]
+            totals = [self._source(MODULE_INPUT, f"module input {MODULE_INPUT}", [MODULE_INPUT], total=True)]
         elif self._has_sum():
             scope = f"sum of module rails {' + '.join(MODULE_RAILS)}"
-            whole = [self._source("", scope, MODULE_RAILS, total=True)]
+            totals = [self._source("", scope, MODULE_RAILS, total=True)]
         else:
-            whole = []
+            totals = []
         parts = [label for label in self._rails if label != MODULE_INPUT]
-        return whole + [self._source(label, f"rail {label}", [label], total=False) for label in parts]
+        return totals + [self._source(label, f"rail {label}", [label], total=False) for label in parts]
 
     def _source(self, rail: str, scope: str, labels: Sequence[str], *, total: bool) -> PowerSource:
         return PowerSource(

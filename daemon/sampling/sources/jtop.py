@@ -231,8 +231,8 @@ class _Bridge:
             self._end(f"sent no reading for {self._patience_s:g} s")
         return readings
 
-    def _end(self, what: str) -> None:
-        self.ended = self.ended or f"the bridge to jtop {what}"
+    def _end(self, how: str) -> None:
+        self.ended = self.ended or f"the bridge to jtop {how}"
 
     def stop(self) -> None:
         """Kill the process, which has no state to clean up."""

@@ -268,8 +268,8 @@ class _Gpu:
 
     def history(self, since_us: int) -> list[tuple[int, float]]:
         """Return the powers that the driver recorded after `since_us`, as (microseconds of UTC, W)."""
-        _, kept = self.nvml.nvmlDeviceGetSamples(self.handle, self.nvml.NVML_TOTAL_POWER_SAMPLES, since_us)
-        return [(sample.timeStamp, sample.sampleValue.uiVal / 1e3) for sample in kept if sample.timeStamp > since_us]
+        _, samples = self.nvml.nvmlDeviceGetSamples(self.handle, self.nvml.NVML_TOTAL_POWER_SAMPLES, since_us)
+        return [(sample.timeStamp, sample.sampleValue.uiVal / 1e3) for sample in samples if sample.timeStamp > since_us]
 
 
 class _History:
@@ -285,13 +285,13 @@ class _History:
     def fresh(self) -> list[tuple[int, float]]:
         """Return the samples since the last call."""
         try:
-            kept = self._gpu.history(self._seen_us)
+            samples = self._gpu.history(self._seen_us)
         except self._gpu.nvml.NVMLError_NotFound:  # no samples
             return []
         now_ns = time.monotonic_ns()
         from_utc_ns = now_ns - time.time_ns()
-        self._seen_us = max((t_us for t_us, _ in kept), default=self._seen_us)
-        stamped = [(t_us * 1000 + from_utc_ns, power_w) for t_us, power_w in kept]
+        self._seen_us = max((t_us for t_us, _ in samples), default=self._seen_us)
+        stamped = [(t_us * 1000 + from_utc_ns, power_w) for t_us, power_w in samples]
         # a step of the wall clock in between would shift the stamps
         credible = [(t_ns, power_w) for t_ns, power_w in stamped if self._last_ns < t_ns <= now_ns]
         self._last_ns = max((t_ns for t_ns, _ in credible), default=self._last_ns)

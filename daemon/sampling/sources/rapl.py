@@ -52,11 +52,11 @@ class Rapl:
     def power_sources(self) -> list[PowerSource]:
         """Return the sum of the packages, the platform, then the parts, which are not included in any sum."""
         packages = {zone.rail: zone.name for zone in self._zones if zone.is_package}
-        whole = next(iter(packages)) if len(packages) == 1 else ALL_PACKAGES
-        sources = [self._source(whole, f"CPU {' and '.join(packages.values())}", total=True)] if packages else []
+        total_rail = next(iter(packages)) if len(packages) == 1 else ALL_PACKAGES
+        sources = [self._source(total_rail, f"CPU {' and '.join(packages.values())}", total=True)] if packages else []
         # after the packages, because some boards do not measure it
         sources += [self._source(zone.rail, "platform psys", total=True) for zone in self._zones if zone.is_platform]
-        rest = [zone for zone in self._zones if not zone.is_platform and zone.rail != whole]
+        rest = [zone for zone in self._zones if not zone.is_platform and zone.rail != total_rail]
         return sources + [self._source(zone.rail, f"CPU {zone.rail}", total=False) for zone in rest]
 
     def _source(self, rail: str, scope: str, *, total: bool) -> PowerSource:

@@ -1,10 +1,10 @@
 """The backends, one file each, named as in benchd.daemon.records. A backend turns a built module into a callable.
 
-A backend's module has `load(source, precision, device, example) -> Loaded`, whose `run` takes the tensors of an example
-as positional arguments; it raises Unsupported with the reason if it cannot run, and never falls back to a different
-one. A backend that runs a file also has `file(source, precision, device, batch)`, which returns that file, created if
-necessary, so that exporting and loading are timed separately, and `packages(loaded)`, the packages needed to run it
-where it is deployed, with their versions. Its row is in benchd.daemon.runtimes.
+A backend's module has `load(source, precision, device, example) -> LoadedModel`, whose `run` takes the tensors of an
+example as positional arguments; it raises Unsupported with the reason if it cannot run, and never falls back to a
+different one. A backend that runs a file also has `file(source, precision, device, batch)`, which returns that file,
+created if necessary, so that exporting and loading are timed separately, and `packages(loaded)`, the packages needed to
+run it where it is deployed, with their versions. Its row is in benchd.daemon.runtimes.
 """
 
 import importlib
@@ -34,7 +34,7 @@ class LayerRun(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A model that is ready to run: `run` maps a batch on `device`, its floats as `dtype`, to the model's answer.
 
     For every catalogued model, the answer is a Tensor. In checks, a model that draws random numbers gets them as an
@@ -69,17 +69,17 @@ def file(variant: Variant, source: Source, device: torch.device, batch: int) -> 
     return artifact
 
 
-def load(variant: Variant, source: Source, device: torch.device, example: Batch) -> Loaded:
+def load(variant: Variant, source: Source, device: torch.device, example: Batch) -> LoadedModel:
     """Return the source, loaded in the variant's backend; `example` is one batch on the CPU, with floats in float32."""
     takes_lengths = RUNTIMES[variant.backend].takes_lengths and not variant.needs_torchao
     if isinstance(example, Tensors) and example.lengths and not takes_lengths:
         able = ", ".join(name for name, runtime in RUNTIMES.items() if runtime.takes_lengths)
         raise Unsupported(f"{variant.label} runs a single size: pad the items to one length, or use {able}")
-    loaded: Loaded = _module(variant).load(source, variant.precision, device, example)
+    loaded: LoadedModel = _module(variant).load(source, variant.precision, device, example)
     return replace(loaded, run=spread(loaded.run)) if isinstance(example, Tensors) else loaded
 
 
-def packages(variant: Variant, loaded: Loaded) -> dict[str, str]:
+def packages(variant: Variant, loaded: LoadedModel) -> dict[str, str]:
     """Return the packages, besides numpy, that run the file of a FILE_BACKENDS variant, with the installed versions."""
     versions: dict[str, str] = _module(variant).packages(loaded)
     return versions

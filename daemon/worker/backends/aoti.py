@@ -16,7 +16,7 @@ from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import RuntimeFacts
 from benchd.daemon.runtimes import Precision
 from benchd.daemon.shipping.manifest import PACKAGE, REBUILT
-from benchd.daemon.worker.backends import Loaded, eager
+from benchd.daemon.worker.backends import LoadedModel, eager
 from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import ONLY, Batch, InTuple, Tensors, cast, tensors, values
 from benchd.exporters import aoti, artifacts, code, doubled
@@ -27,7 +27,7 @@ from benchd.kernels import compiler
 _NO_COMPILER = "an AOTInductor package is compiled by a C++ compiler: install g++ or set CXX, or use a shipped folder"
 
 
-def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
+def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> LoadedModel:
     """Return the package, ready to run; it is compiled if the store has none for this torch and this machine."""
     if getattr(source.module, "encoding", None) == "rate":
         raise Unsupported("a model that draws random numbers cannot be exported: use compile")
@@ -35,10 +35,10 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
     artifact, build_s, notes = _package(source, precision, device, example)
     loader = torch._C._aoti.AOTIModelPackageLoader(str(artifact.path), "model", False, 1, _index(device))
     source.built[PACKAGE] = artifact.path
-    made = aoti.read(artifact.path)
+    compiled_for = aoti.read(artifact.path)
     if source.kernels != "torch":
         notes.append(
-            f"custom kernels in the package: {', '.join(f'{count} {name}' for name, count in made.ops.items())}"
+            f"custom kernels in the package: {', '.join(f'{count} {name}' for name, count in compiled_for.ops.items())}"
         )
     facts = RuntimeFacts(
         provider=f"AOTInductor of torch {torch.__version__}",
@@ -48,7 +48,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         engine_bytes=artifact.metadata.bytes,
         notes=notes,
     )
-    return Loaded(_run(loader, made.outputs), eager.DTYPES[precision], device, None, runtime=facts)
+    return LoadedModel(_run(loader, compiled_for.outputs), eager.DTYPES[precision], device, None, runtime=facts)
 
 
 def _index(device: torch.device) -> int:
@@ -112,8 +112,8 @@ def _compile(
             ops = _ours(program)
             if source.kernels != "torch" and not ops:
                 raise Unsupported("the exported graph does not call any custom kernels: use custom-compile")
-            made = msgspec.structs.replace(wanted, outputs=outputs, ops=ops)
-            settings = {"aot_inductor.metadata": aoti.metadata(made)}
+            compiled_for = msgspec.structs.replace(wanted, outputs=outputs, ops=ops)
+            settings = {"aot_inductor.metadata": aoti.metadata(compiled_for)}
             torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
         except Unsupported:
             raise
@@ -127,5 +127,5 @@ def _compile(
 def _ours(program: ExportedProgram) -> dict[str, int]:
     """Return how often a program calls each of our kernels' ops."""
     targets = (node.target for node in program.graph.nodes if node.op == "call_function")
-    ours = (each.name() for each in targets if isinstance(each, torch._ops.OpOverload) and each.namespace == "benchd")
+    ours = (op.name() for op in targets if isinstance(op, torch._ops.OpOverload) and op.namespace == "benchd")
     return dict(Counter(name.partition("::")[2] for name in ours))

@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.runtimes import Precision
-from benchd.daemon.worker.backends import LayerRun, Loaded, eager
+from benchd.daemon.worker.backends import LayerRun, LoadedModel, eager
 from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch, Tensors, cast, values
 
@@ -20,7 +20,7 @@ _GRAPHS = ("## Call CompiledFxGraph", "Torch-Compiled Region")  # the second one
 _KERNEL = re.compile(r"^graph_\d+_cpp_(.*)_\d+$|^aten::")
 
 
-def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
+def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> LoadedModel:
     """Return the compiled module; it is compiled here, so that this counts as loading, not as part of the first run."""
     plain = eager.load(source, precision, device, example)
     given = cast(example, plain.dtype).to(device)
@@ -39,7 +39,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         plain.run(*values(given))  # an error in this run shows the line of the model
         raise
     layer_times = None if device.type != "cpu" or varies else partial(_layer_times, plain.run)
-    return Loaded(run, plain.dtype, device, None, layer_times=layer_times)
+    return LoadedModel(run, plain.dtype, device, None, layer_times=layer_times)
 
 
 def _layer_times(plain: Callable[..., Any], runs: int, *inputs: Tensor) -> list[list[LayerRun]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.runtimes import Precision
-from benchd.daemon.worker.backends import Loaded, eager
+from benchd.daemon.worker.backends import LoadedModel, eager
 from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch, Tensors, cast, tensors, values
 
@@ -26,7 +26,7 @@ SLOTS = 2
 WARM_UP_RUNS = 3  # runs in which libraries choose kernels and allocate memory, which a capture forbids
 
 
-def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
+def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> LoadedModel:
     """Return the module as graphs, captured here, so that this counts as loading, not as part of the first run."""
     if device.type != "cuda":
         raise Unsupported("CUDA graphs need a CUDA device")
@@ -40,7 +40,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         return captured[len(inputs)](*inputs)
 
     run(*values(cast(example, plain.dtype).to(device)))
-    return Loaded(run, plain.dtype, device, None)
+    return LoadedModel(run, plain.dtype, device, None)
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class Slot:
 
     def __call__(self, *inputs: Tensor) -> Batch:
         """Copy the inputs to this slot and run; raise ValueError for a wrong shape, which a copy would broadcast."""
-        for held, given in zip(self.inputs, inputs, strict=True):
-            if held.shape != given.shape:
-                raise ValueError(f"this was captured for an input {tuple(held.shape)}, not {tuple(given.shape)}")
-            held.copy_(given, non_blocking=True)
+        for buffer, given in zip(self.inputs, inputs, strict=True):
+            if buffer.shape != given.shape:
+                raise ValueError(f"this was captured for an input {tuple(buffer.shape)}, not {tuple(given.shape)}")
+            buffer.copy_(given, non_blocking=True)
         self.launch()
         return self.output
 
@@ -113,7 +113,7 @@ def capture_error(error: Exception) -> str:
 
 def _slot(run: Callable[..., Any], inputs: Sequence[Tensor]) -> Slot:
     with torch.inference_mode(mode=False):  # otherwise copies from outside inference mode fail
-        held = [value.clone() for value in inputs]
-    graph, output = capture(partial(run, *held))
+        buffers = [value.clone() for value in inputs]
+    graph, output = capture(partial(run, *buffers))
     answer = output if isinstance(output, Tensor) else Tensors(tensors(output))
-    return Slot(held, graph.replay, answer, run)
+    return Slot(buffers, graph.replay, answer, run)

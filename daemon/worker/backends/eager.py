@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from benchd.daemon.runtimes import Precision
-from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends import LoadedModel
 from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch
 from benchd.exporters import doubled
@@ -21,10 +21,10 @@ DTYPES: dict[Precision, torch.dtype] = {
 }
 
 
-def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
+def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> LoadedModel:
     """Return the module on `device` in `precision`; amp keeps float32 weights and inputs."""
     module = doubled.copied(source.module).to(device, DTYPES[precision])
-    return Loaded(_autocast(module, device) if precision == "amp" else module, DTYPES[precision], device, module)
+    return LoadedModel(_autocast(module, device) if precision == "amp" else module, DTYPES[precision], device, module)
 
 
 def amp_dtype(device: torch.device) -> torch.dtype:

@@ -19,7 +19,7 @@ from benchd.daemon.machine import folders
 from benchd.daemon.records import RuntimeFacts
 from benchd.daemon.runtimes import Precision
 from benchd.daemon.worker import onnx_answers
-from benchd.daemon.worker.backends import LayerRun, Loaded
+from benchd.daemon.worker.backends import LayerRun, LoadedModel
 from benchd.daemon.worker.backends.cudagraph import SLOTS
 from benchd.daemon.worker.source import Source, answer, paths
 from benchd.daemon.worker.structures import Batch, Tensors, cast, float_type, like, values
@@ -61,7 +61,7 @@ def file(source: Source, precision: Precision, device: torch.device, batch: int)
     return source.onnx(precision, batch, "cpu" if device.type == "cpu" else "cuda")
 
 
-def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
+def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> LoadedModel:
     """Return the file, ready to run on this device's provider, and on no other."""
     artifact = file(source, precision, device, len(example))
     provider: Provider = source.provider or ("cuda" if device.type == "cuda" else "cpu")
@@ -70,7 +70,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
     try:
         session = sessions.open_session(artifact.path, provider, threads=torch.get_num_threads(), options=options)
         load_s = time.monotonic() - start
-        kind = _Bound if onnx_answers.are_numbers(session) else _Fed
+        kind = _BoundSession if onnx_answers.are_numbers(session) else _Fed
         bound = kind(session, source, paths(artifact), device, example)
         is_int8 = precision == "int8" and provider != "tensorrt"  # TensorRT follows the file's types
         is_profiled = is_int8 or provider != "cpu"
@@ -85,19 +85,19 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         load_s=load_s,
         notes=[_in_integers(nodes, artifact, provider)] if is_int8 else [],
     )
-    by_address = bound if isinstance(bound, _Bound) else None
+    by_address = bound if isinstance(bound, _BoundSession) else None
     # a GPU reads copies, whose addresses recur; numbers drawn for each run have new addresses
     bind = by_address.bind if by_address and device.type == "cpu" and source.encode is None else None
     reuse = by_address.reuse if by_address else None
     layer_times = partial(_layer_times, artifact, provider, options, bound, example)
-    return Loaded(bound, bound.dtype, device, None, runtime=facts, layer_times=layer_times, bind=bind, reuse=reuse)
+    return LoadedModel(bound, bound.dtype, device, None, runtime=facts, layer_times=layer_times, bind=bind, reuse=reuse)
 
 
 def _layer_times(
     artifact: Artifact,
     provider: Provider,
     options: dict[str, Any],
-    bound: "_Bound | _Fed",
+    bound: "_BoundSession | _Fed",
     example: Batch,
     runs: int,
     *inputs: Tensor,
@@ -114,7 +114,7 @@ def _layer_times(
     return [[LayerRun(node.name, ms, node.operator, covers.get(node.name, ())) for node, ms in run] for run in timed]
 
 
-def packages(_: Loaded) -> dict[str, str]:
+def packages(_: LoadedModel) -> dict[str, str]:
     """Return the packages needed to run the file where it is deployed."""
     return sessions.installed()
 
@@ -136,14 +136,14 @@ def _engines(artifact: Artifact, example: Batch) -> Path:
     does each number of multiprocessors, which a Jetson's power mode changes. For a file with open sizes, the provider
     would widen a stored engine to every size used, so that batch 1 would run on an engine tuned for 1 to 8.
     """
-    kept = folders.cache() / "onnxruntime-tensorrt"
+    root = folders.cache() / "onnxruntime-tensorrt"
     # without a GPU, ONNX Runtime will report what is missing
     of_gpu = torch.cuda.get_device_properties("cuda").multi_processor_count if torch.cuda.is_available() else 0
     made_for = artifact.metadata.sha256, of_gpu, [tuple(value.shape) for value in values(example)]
-    folder = kept / hashlib.sha256(repr(made_for).encode()).hexdigest()
+    folder = root / hashlib.sha256(repr(made_for).encode()).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
     folder.touch()
-    others = sorted((entry for entry in kept.iterdir() if entry.is_dir()), key=lambda entry: entry.stat().st_mtime_ns)
+    others = sorted((entry for entry in root.iterdir() if entry.is_dir()), key=lambda entry: entry.stat().st_mtime_ns)
     for oldest in others[:-_ENGINE_FOLDERS]:
         shutil.rmtree(oldest)
     return folder
@@ -200,7 +200,7 @@ class _Fed:
         return {name: value.cpu().numpy() for name, value in zip(self._names, inputs, strict=True)}
 
 
-class _Bound:
+class _BoundSession:
     """A session as a function of as many inputs as the example has; two sets of outputs are overwritten alternately.
 
     The inputs and outputs of a run are bound once for each address of the inputs. All bindings share the outputs: a run
@@ -224,7 +224,7 @@ class _Bound:
             for value, answered in zip(session.get_outputs(), answers, strict=True)
             if not (answered.size and all(isinstance(size, int) or size in known for size in value.shape))
         }
-        outputs = [(name, dtype, one.shape) for (name, dtype), one in zip(dtypes, answers, strict=True)]
+        outputs = [(name, dtype, array.shape) for (name, dtype), array in zip(dtypes, answers, strict=True)]
         self._outputs = [
             {name: torch.empty(shape, dtype=dtype, device=device) for name, dtype, shape in outputs}
             for _ in range(SLOTS)

@@ -16,7 +16,7 @@ from torch import Tensor
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import RuntimeFacts
 from benchd.daemon.runtimes import OPENVINO_FORMATS, Precision, openvino_settings
-from benchd.daemon.worker.backends import LayerRun, Loaded
+from benchd.daemon.worker.backends import LayerRun, LoadedModel
 from benchd.daemon.worker.backends.cudagraph import SLOTS
 from benchd.daemon.worker.source import Source, answer, paths
 from benchd.daemon.worker.structures import Batch, float_type, values
@@ -38,7 +38,7 @@ def file(source: Source, precision: Precision, device: torch.device, batch: int)
     return source.onnx(written, batch, "cpu_without_scan")
 
 
-def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
+def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> LoadedModel:
     """Return the file, compiled for this CPU; raise Unsupported if it does not run in this precision."""
     artifact = file(source, precision, device, len(example))
     openvino, start = _openvino(), time.monotonic()
@@ -48,7 +48,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         shapes = [list(value.shape) for value in source.inputs(*values(example))]
         model.reshape(dict(zip(model.inputs, shapes, strict=True)))
         settings = openvino_settings(precision) | {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
-        bound = _Bound(openvino, core.compile_model(model, "CPU", settings), source, paths(artifact))
+        bound = _BoundModel(openvino, core.compile_model(model, "CPU", settings), source, paths(artifact))
     except RuntimeError as error:  # the only exception raised by its binding
         raise Unsupported(f"{artifact.path.name}: OpenVINO cannot run it: {_reason(error)}") from error
     computed = _computed(bound.compiled, precision)
@@ -59,10 +59,12 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         notes=[f"layers by number format: {', '.join(f'{count} {name}' for name, count in computed.most_common())}"],
     )
 
-    def counted() -> _Bound:
-        return _Bound(openvino, core.compile_model(model, "CPU", settings | {"PERF_COUNT": True}), source, bound.paths)
+    def counted() -> _BoundModel:
+        return _BoundModel(
+            openvino, core.compile_model(model, "CPU", settings | {"PERF_COUNT": True}), source, bound.paths
+        )
 
-    return Loaded(
+    return LoadedModel(
         bound,
         bound.dtype,
         device,
@@ -73,12 +75,12 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
     )
 
 
-def packages(_: Loaded) -> dict[str, str]:
+def packages(_: LoadedModel) -> dict[str, str]:
     """Return the packages needed to run the file where it is deployed."""
     return {"openvino": version("openvino")}
 
 
-def _layer_times(counted: Callable[[], "_Bound"], path: Path, runs: int, *inputs: Tensor) -> list[list[LayerRun]]:
+def _layer_times(counted: Callable[[], "_BoundModel"], path: Path, runs: int, *inputs: Tensor) -> list[list[LayerRun]]:
     """Return the layers of each of several runs, in a separately compiled model."""
     from benchd.daemon.worker import onnx_layers  # noqa: PLC0415 - reads the file, which most runs need not
 
@@ -90,8 +92,10 @@ def _layer_times(counted: Callable[[], "_Bound"], path: Path, runs: int, *inputs
         for layer, info in _layers(bound.compiled)
     }
     # a reorder, whose name ends with that of its reader
-    for name in (each for each, nodes in covers.items() if not nodes):
-        covers[name] = max((nodes for each, nodes in covers.items() if name.endswith(f"_{each}")), key=len, default=[])
+    for name in (reorder for reorder, nodes in covers.items() if not nodes):
+        covers[name] = max(
+            (nodes for reader, nodes in covers.items() if name.endswith(f"_{reader}")), key=len, default=[]
+        )
     for _ in range(runs):
         bound(*inputs)
         rows.append(
@@ -144,7 +148,7 @@ def _reason(error: RuntimeError) -> str:
     return " ".join(plain or lines or ["no reason given"])
 
 
-class _Bound:
+class _BoundModel:
     """A compiled model as a function of as many inputs as the file has.
 
     Each of SLOTS requests writes to separate memory, so that a run overwrites the outputs of the run before the

@@ -20,7 +20,7 @@ from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import RuntimeFacts
 from benchd.daemon.runtimes import Precision
 from benchd.daemon.shipping.manifest import PLAN, REBUILT, TIMINGS
-from benchd.daemon.worker.backends import LayerRun, Loaded
+from benchd.daemon.worker.backends import LayerRun, LoadedModel
 from benchd.daemon.worker.backends.cudagraph import SLOTS, Slot, capture, rotating
 from benchd.daemon.worker.source import Source, answer, paths
 from benchd.daemon.worker.structures import Batch, float_type
@@ -48,7 +48,7 @@ def file(source: Source, precision: Precision, device: torch.device, batch: int)
     return source.onnx(precision, batch, target="tensorrt")
 
 
-def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
+def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> LoadedModel:
     """Return the engine, ready to run; without a working CUDA device, TensorRT is not even imported."""
     if device.type != "cuda":
         raise Unsupported("TensorRT needs a CUDA device")
@@ -75,11 +75,11 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
     )
     run = of_images(source, rotating(slots))
     layer_times = partial(_layer_times, engine, source, len(example), device)
-    dtype = float_type(held.dtype for held in slots[0].inputs)
-    return Loaded(run, dtype, device, None, runtime=facts, layer_times=layer_times)
+    dtype = float_type(buffer.dtype for buffer in slots[0].inputs)
+    return LoadedModel(run, dtype, device, None, runtime=facts, layer_times=layer_times)
 
 
-def packages(loaded: Loaded) -> dict[str, str]:
+def packages(loaded: LoadedModel) -> dict[str, str]:
     """Return the packages needed to run the file where it is deployed."""
     built_by = loaded.runtime.provider.partition(" ")[2] if loaded.runtime else ""
     return {"torch": version("torch"), "tensorrt": built_by}
@@ -109,8 +109,8 @@ def _engine(
     """Return the engine, its artifact, the build if it was just built, and notes on the build."""
     given = artifacts.given(source.engine) if source.engine else None
     artifact, built = (given, None) if given else _plan(trt, source, onnx, precision, batch)
-    made = f"{artifact.metadata.made_at} on {artifact.metadata.made_on}".removesuffix(" on ")
-    notes = [f"engine built at {made}"] if artifact.reused else []
+    origin = f"{artifact.metadata.made_at} on {artifact.metadata.made_on}".removesuffix(" on ")
+    notes = [f"engine built at {origin}"] if artifact.reused else []
     try:
         engine = Engine(trt, artifact.path, source.dla)
     except ForeignPlan as error:

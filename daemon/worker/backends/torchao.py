@@ -19,7 +19,7 @@ from benchd.daemon.errors import Unsupported
 from benchd.daemon.machine.installed import adding
 from benchd.daemon.records import RuntimeFacts
 from benchd.daemon.runtimes import Precision
-from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends import LoadedModel
 from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch, values
 from benchd.exporters.calibrated import CannotQuantise
@@ -27,13 +27,13 @@ from benchd.exporters.calibrated import CannotQuantise
 _IN_INT8 = ("onednn::qconv", "onednn::qlinear")
 
 
-def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
+def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> LoadedModel:
     """Return the compiled quantised graph; raise Unsupported unless every layer quantised to int8 runs in int8."""
     if getattr(source.module, "encoding", None) == "rate":
         raise Unsupported("a model that draws random numbers cannot be exported for torchao: use onnxruntime-int8")
     pt2e, start, inputs = _quantiser(), time.monotonic(), values(example)
     try:
-        prepared = pt2e.Prepared(source.module, inputs)
+        prepared = pt2e.PreparedModule(source.module, inputs)
         graph = prepared.converted(source.ranges(len(example), prepared.calibrate).path)
     except CannotQuantise as error:
         raise Unsupported(str(error)) from error
@@ -49,7 +49,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         load_s=time.monotonic() - start,
         notes=[f"products in int8: {', '.join(f'{count} {name}' for name, count in ran.most_common())}"],
     )
-    return Loaded(run, torch.float32, device, None, runtime=facts)
+    return LoadedModel(run, torch.float32, device, None, runtime=facts)
 
 
 def _compiled(graph: GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:

@@ -162,7 +162,10 @@ def _alike(observation: Observation, name: str) -> list[Array]:
 def _bound(exact: Sequence[Array], pairs: Sequence[tuple[Array, Array]], rule: Rule) -> Bound:
     whole, finite = is_whole(exact[0]), _numbers(_rows(exact[0]))
     largest = 1.0 if whole else max(float(np.abs(_numbers(part)).max(initial=0.0)) for part in exact) or 1.0
-    noise = np.concatenate([_distances(_rows(one), _rows(other)) for one, other in pairs] or [np.zeros(1)]) / largest
+    noise = (
+        np.concatenate([_distances(_rows(expected), _rows(noisy)) for expected, noisy in pairs] or [np.zeros(1)])
+        / largest
+    )
     between = _distances(finite, np.roll(finite, 1, axis=0))
     spread = float(between.mean()) / largest if len(exact) == 1 and len(finite) > 1 else math.inf
     most = min(ERROR_CAP[rule.format], spread / 2 if spread > CONSTANT else math.inf)

@@ -9,7 +9,7 @@ import torch
 
 from benchd.daemon.records import VERDICTS, Check
 from benchd.daemon.worker import steps
-from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends import LoadedModel
 from benchd.daemon.worker.check import agreement, truth
 from benchd.daemon.worker.check.agreement import Bounds, Observation, Rule, judge
 from benchd.daemon.worker.check.truth import Reference, Truth
@@ -22,7 +22,7 @@ TIMED = "while it was timed"
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedAnswers:
     """A variant's expected answers during timing and right after, and their limits.
 
     `outputs` contains the reference's answers to batches of the pool by batch number, `own` the variant's answers to
@@ -41,7 +41,7 @@ class Expected:
     reference: Callable[[], Reference]
 
 
-def audited(check: Check, expected: Expected, answers: Sequence[tuple[int, Batch]], when: str = TIMED) -> Check:
+def audited(check: Check, expected: ExpectedAnswers, answers: Sequence[tuple[int, Batch]], when: str = TIMED) -> Check:
     """Return the check with the verdict on answers given outside the check, if that is worse.
 
     `answers` come with their batch number. For a network with thresholds, the newest answer to each batch is compared
@@ -64,14 +64,14 @@ def _rounds(answers: Sequence[tuple[int, Answers]]) -> list[dict[int, Answers]]:
     """Return the answers in rounds with each batch once, because repeated rows would look like too little variation."""
     rounds: list[dict[int, Answers]] = []
     for place, answer in answers:
-        free = next((held for held in rounds if place not in held), None)
+        free = next((candidate for candidate in rounds if place not in candidate), None)
         if free is None:
             rounds.append(free := {})
         free[place] = answer
     return rounds
 
 
-def audited_fresh(check: Check, expected: Expected, loaded: Loaded) -> Check:
+def audited_fresh(check: Check, expected: ExpectedAnswers, loaded: LoadedModel) -> Check:
     """Return the check with the verdict on the variant's answers to unseen inputs, if that is worse."""
     batches = steps.batches(expected.fresh, expected.batch_size, loaded)
     answers = [answered(loaded.run(batch.to(loaded.device)).cpu()) for batch in batches]
@@ -80,7 +80,7 @@ def audited_fresh(check: Check, expected: Expected, loaded: Loaded) -> Check:
     return _worse(check, expected, expected.fresh_outputs, answers, "on inputs that it saw for the first time")
 
 
-def _near_thresholds(expected: Expected, answers: list[Answers]) -> Expected:
+def _near_thresholds(expected: ExpectedAnswers, answers: list[Answers]) -> ExpectedAnswers:
     """Return the expectation with the limits of a network with thresholds, if the unseen inputs show that it is one."""
     with torch.inference_mode(mode=False):  # weights created in inference mode cannot be shared outside it
         reference = expected.reference()
@@ -92,7 +92,7 @@ def _near_thresholds(expected: Expected, answers: list[Answers]) -> Expected:
     return replace(expected, limits=with_jumps.limits, rule=with_jumps.rule)
 
 
-def _worse(check: Check, expected: Expected, exact: list[Answers], answers: list[Answers], when: str) -> Check:
+def _worse(check: Check, expected: ExpectedAnswers, exact: list[Answers], answers: list[Answers], when: str) -> Check:
     """Judge these answers by the check's limits; return the check, with the new verdict if that is worse."""
     if not answers:
         return check
@@ -102,16 +102,16 @@ def _worse(check: Check, expected: Expected, exact: list[Answers], answers: list
     return msgspec.structs.replace(check, passed=False, void=judged.void, note=f"{when}: {judged.note}")
 
 
-def _judged(expected: Expected, exact: list[Answers], answers: list[Answers]) -> Check:
+def _judged(expected: ExpectedAnswers, exact: list[Answers], answers: list[Answers]) -> Check:
     return judge(*_sides(expected, exact, answers), expected.limits, expected.rule)
 
 
-def _sides(expected: Expected, exact: list[Answers], answers: list[Answers]) -> tuple[Observation, Observation]:
+def _sides(expected: ExpectedAnswers, exact: list[Answers], answers: list[Answers]) -> tuple[Observation, Observation]:
     sizes = [expected.batch_size] * len(answers)
     return Observation(gathered(exact, sizes), None), Observation(gathered(answers, sizes), None)
 
 
-def repeated_is_faster(loaded: Loaded, pool: Sequence[Batch], beat: Callable[[], None]) -> bool:
+def repeated_is_faster(loaded: LoadedModel, pool: Sequence[Batch], beat: Callable[[], None]) -> bool:
     """Return whether timed inputs are answered over 5 % faster than unseen ones in all trials; call `beat` before each.
 
     An unseen input is a permutation of a timed one. Each is written to memory right before it is read, so that CPU
@@ -120,7 +120,7 @@ def repeated_is_faster(loaded: Loaded, pool: Sequence[Batch], beat: Callable[[],
     return all(_is_faster(loaded, pool, trial * PAIRS, beat) for trial in range(TRIALS))
 
 
-def _is_faster(loaded: Loaded, pool: Sequence[Batch], first: int, beat: Callable[[], None]) -> bool:
+def _is_faster(loaded: LoadedModel, pool: Sequence[Batch], first: int, beat: Callable[[], None]) -> bool:
     unseen: list[int] = []
     seen: list[int] = []
     for number in range(first, first + PAIRS):

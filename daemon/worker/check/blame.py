@@ -6,7 +6,7 @@ import numpy as np
 
 from benchd.daemon.records import Variant
 from benchd.daemon.worker import backends, operations
-from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends import LoadedModel
 from benchd.daemon.worker.check import agreement
 from benchd.daemon.worker.check.agreement import ERROR_CAP, Observation, Rule
 from benchd.daemon.worker.check.observe import observe
@@ -35,7 +35,7 @@ def of_model(right: Truth, exact: Observation, images: Batch) -> str:
     start = int(np.argmax(agreement.off(exact, plain, limits, rule).any(axis=1))) // size * size
     rows = range(start, start + size)
 
-    def run(loaded: Loaded) -> Observation:
+    def run(loaded: LoadedModel) -> Observation:
         return observe(loaded, workload.plain, images[start : start + size], size, job.case.seed, rows)
 
     exact_form = double.loaded(workload.reference().to(double.device))

@@ -12,10 +12,10 @@ from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.measuring.user_inputs import is_mask
 from benchd.daemon.records import Check
 from benchd.daemon.runtimes import Precision
-from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends import LoadedModel
 from benchd.daemon.worker.check import agreement, blame, doubts, references, truth
 from benchd.daemon.worker.check.agreement import Format, Observation, Rule
-from benchd.daemon.worker.check.audit import Expected
+from benchd.daemon.worker.check.audit import ExpectedAnswers
 from benchd.daemon.worker.check.observe import observe, of_batches, untold
 from benchd.daemon.worker.check.truth import Reference, Truth
 from benchd.daemon.worker.structures import Answers, Batch, cycled, joined, of_batch, rolled, values
@@ -28,15 +28,17 @@ KNOWN_BYTES = 8 * 2**20
 PROJECTIONS, PROJECTED_IMAGES = 4, 8  # the same for every check, regardless of the number of images
 
 
-class Checked(NamedTuple):
+class CheckOutcome(NamedTuple):
     """The check, the expected answers in the timed section, if known, and `Reference.synaptic_flops`."""
 
     check: Check
-    expected: Expected | None
+    expected: ExpectedAnswers | None
     synaptic_flops: float | None
 
 
-def check_and_answers(workload: Workload, loaded: Loaded, job: Job, tell: Callable[[str], None] = untold) -> Checked:
+def check_and_answers(
+    workload: Workload, loaded: LoadedModel, job: Job, tell: Callable[[str], None] = untold
+) -> CheckOutcome:
     """Compare the loaded variant with the float64 reference; return the results, and `tell` the progress."""
     size = job.case.batch_size
     images, checked, observed = _observed(workload, loaded, job, tell)
@@ -44,13 +46,13 @@ def check_and_answers(workload: Workload, loaded: Loaded, job: Job, tell: Callab
     seen_first = range(-(-min(PROJECTED_IMAGES, checked * size) // size))
     first = of_batches(right.exact, seen_first, size, len(images)).outputs
     answers = {} if _draws(workload, job) else dict(sorted(first.items()))
-    seen = of_batches(right.exact, range(checked), size, len(images))
-    judged = agreement.judge(seen, observed, right.limits, right.rule)
+    expected = of_batches(right.exact, range(checked), size, len(images))
+    judged = agreement.judge(expected, observed, right.limits, right.rule)
     if not judged.passed and not judged.void:
-        right = truth.with_thresholds(right, agreement.off(seen, observed, right.limits, right.rule))
-        judged = agreement.judge(seen, observed, right.limits, right.rule)
-    doubt = doubts.found(loaded, right, seen, observed) if judged.passed else ""
-    blamed = "" if judged.passed else blame.of_model(right, seen, images[: checked * size])
+        right = truth.with_thresholds(right, agreement.off(expected, observed, right.limits, right.rule))
+        judged = agreement.judge(expected, observed, right.limits, right.rule)
+    doubt = doubts.found(loaded, right, expected, observed) if judged.passed else ""
+    blamed = "" if judged.passed else blame.of_model(right, expected, images[: checked * size])
     if unreferred := _without_reference(workload, job):
         judged = msgspec.structs.replace(judged, passed=False, void=True, note=unreferred)
     judged = msgspec.structs.replace(
@@ -63,7 +65,7 @@ def check_and_answers(workload: Workload, loaded: Loaded, job: Job, tell: Callab
         note="; ".join(filter(None, [judged.note, doubt, blamed, right.why_fp32, _undefined(workload, job)]))
         or _note(job),
     )
-    return Checked(judged, _expected(right, observed, checked), right.reference.synaptic_flops())
+    return CheckOutcome(judged, _expected(right, observed, checked), right.reference.synaptic_flops())
 
 
 def _draws(workload: Workload, job: Job) -> bool:
@@ -83,7 +85,7 @@ def _projected(values: NDArray[np.float64]) -> list[float]:
 
 
 def _observed(
-    workload: Workload, loaded: Loaded, job: Job, tell: Callable[[str], None]
+    workload: Workload, loaded: LoadedModel, job: Job, tell: Callable[[str], None]
 ) -> tuple[Batch, int, Observation]:
     """Return the images, the number of checked batches, and the variant's answers to these batches."""
     size, by_share = job.case.batch_size, workload.judged_by == "codes" or job.case.variant.precision == "int8"
@@ -103,14 +105,14 @@ def _images(workload: Workload, size: int, checked: int) -> Batch:
     return joined(cycled(workload.images, count), rolled(others, 1))
 
 
-def rule_of(workload: Workload, loaded: Loaded, job: Job) -> Rule:
+def rule_of(workload: Workload, loaded: LoadedModel, job: Job) -> Rule:
     """Return the rule of a case; for int8, the weights of a user's file count as trained."""
     precision = job.case.variant.precision
     is_trained = bool(job.inputs.weights) or (job.onnx is not None and precision == "int8")
     return Rule(number_format(precision, loaded.device), spiking=workload.judged_by == "codes", trained=is_trained)
 
 
-def _expected(right: Truth, observed: Observation, checked: int) -> Expected | None:
+def _expected(right: Truth, observed: Observation, checked: int) -> ExpectedAnswers | None:
     """Return the expected answers of a timed run; None if it draws its own random numbers, or trains.
 
     They are limited to those of the `checked` batches that fit KNOWN_BYTES, at least one, because they stay in memory
@@ -128,10 +130,10 @@ def _expected(right: Truth, observed: Observation, checked: int) -> Expected | N
         return {path: values.copy() for path, values in answers.items()}
 
     batch_bytes = sum(values.nbytes for values in right.exact.outputs.values()) // total
-    kept = range(max(1, min(KNOWN_BYTES // max(1, 2 * batch_bytes), checked)))
-    return Expected(
-        outputs={place: part(right.exact, place, total) for place in kept},
-        own={place: part(observed, place, checked) for place in kept},
+    places = range(max(1, min(KNOWN_BYTES // max(1, 2 * batch_bytes), checked)))
+    return ExpectedAnswers(
+        outputs={place: part(right.exact, place, total) for place in places},
+        own={place: part(observed, place, checked) for place in places},
         fresh=images[checked * size :],
         fresh_outputs=[part(right.exact, place, total) for place in range(checked, total)],
         batch_size=size,
@@ -157,11 +159,11 @@ def _without_reference(workload: Workload, job: Job) -> str:
 
 def _undefined(workload: Workload, job: Job) -> str:
     """Return the integer inputs that are limited to 0 and 1 because their range is unknown; empty if there are none."""
-    said = {spec.name for spec in job.own.inputs if spec.span} if job.own and job.module else set()
+    ranged = {spec.name for spec in job.own.inputs if spec.span} if job.own and job.module else set()
     drawn = [
         spec.name or f"input {place}"
         for place, spec in enumerate(workload.facts.inputs, 1)
-        if spec.span == (0, 1) and "int" in (spec.dtype or "") and not is_mask(spec.name) and spec.name not in said
+        if spec.span == (0, 1) and "int" in (spec.dtype or "") and not is_mask(spec.name) and spec.name not in ranged
     ]
     return f"{', '.join(drawn)}: drawn as 0 or 1; for a range, give --input NAME=TYPE:SIZES:LOW-HIGH" if drawn else ""
 

@@ -6,7 +6,7 @@ itself by a pattern: always the same position in the batch, or images that round
 
 import numpy as np
 
-from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends import LoadedModel
 from benchd.daemon.worker.check import agreement, truth
 from benchd.daemon.worker.check.agreement import Observation
 from benchd.daemon.worker.check.observe import observe, of_images
@@ -15,7 +15,7 @@ from benchd.daemon.worker.check.truth import Truth
 IMAGES_IN_PLACE = 12
 
 
-def found(loaded: Loaded, right: Truth, exact: Observation, observed: Observation) -> str:
+def found(loaded: LoadedModel, right: Truth, exact: Observation, observed: Observation) -> str:
     """Return why the wrong images are not due to rounding; empty if they may be. `exact` has the first images."""
     place = _place_in_batch(loaded, right, agreement.excess(exact, observed, right.limits, right.rule))
     if place is not None:
@@ -33,7 +33,7 @@ def found(loaded: Loaded, right: Truth, exact: Observation, observed: Observatio
     )
 
 
-def _place_in_batch(loaded: Loaded, right: Truth, excess: np.ndarray) -> int | None:
+def _place_in_batch(loaded: LoadedModel, right: Truth, excess: np.ndarray) -> int | None:
     """Return the first position in the batch where half of the images placed there are wrong, None if there is none.
 
     `excess` is from the check. Batches shifted by one image place different images at each position, until the result

@@ -10,14 +10,14 @@ from benchd.daemon.errors import UnfitModel
 from benchd.daemon.measuring.protocol import Golden
 from benchd.daemon.shipping import manifest
 from benchd.daemon.shipping.manifest import GOLDEN, MANIFEST, NOT_GOLDEN, ONNX, Manifest
-from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends import LoadedModel
 from benchd.daemon.worker.check import agreement
 from benchd.daemon.worker.check.checking import number_format
 from benchd.daemon.worker.structures import ONLY, Answers, answered, cast, like, same_sizes, values
 from benchd.daemon.worker.workload import Workload
 
 
-def refuse_others(folder: Path, workload: Workload, loaded: Loaded) -> None:
+def refuse_others(folder: Path, workload: Workload, loaded: LoadedModel) -> None:
     """Raise UnfitModel if the loaded files give different answers to the folder's golden inputs, or names differ."""
     shipped = manifest.read(folder)
     _refuse_wide(shipped)
@@ -57,7 +57,7 @@ def _refuse(golden: Golden, rows_off: Mapping[str, int], worst: Mapping[str, flo
 
 
 def _answers(
-    shipped: Manifest, arrays: Mapping[str, np.ndarray], place: int, workload: Workload, loaded: Loaded
+    shipped: Manifest, arrays: Mapping[str, np.ndarray], place: int, workload: Workload, loaded: LoadedModel
 ) -> Answers:
     """Return the answers to one golden batch by name; raise UnfitModel for different names."""
     own = [spec.name for spec in getattr(workload.plain, "inputs", [])] if workload.source.own else []

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends import LoadedModel
 from benchd.daemon.worker.check.agreement import Observation
 from benchd.daemon.worker.structures import Batch, Tensors, answered, cast, gathered, of_batch, trimmed
 from benchd.daemon.worker.workload import shows_codes
@@ -19,7 +19,7 @@ def untold(done: str) -> None:
 
 
 def observe(
-    loaded: Loaded,
+    loaded: LoadedModel,
     plain: nn.Module,
     images: Batch,
     batch_size: int,
@@ -36,16 +36,16 @@ def observe(
     with torch.inference_mode():
         for inputs in fed(loaded, plain, images, batch_size, seed, rows):
             tell(f"image {sum(sizes) + 1} of {len(images)}")
-            with _codes(loaded.module, len(inputs[0])) as seen:
+            with _codes(loaded.module, len(inputs[0])) as by_layer:
                 output = loaded.run(*inputs)
             outputs.append(answered(output))
-            codes += [np.concatenate(seen, axis=1)] if seen else []
+            codes += [np.concatenate(by_layer, axis=1)] if by_layer else []
             sizes.append(len(inputs[0]))
     return Observation(gathered(outputs, sizes), np.concatenate(codes) if codes else None)
 
 
 def fed(
-    loaded: Loaded, plain: nn.Module, images: Batch, batch_size: int, seed: int, rows: Sequence[int] | None = None
+    loaded: LoadedModel, plain: nn.Module, images: Batch, batch_size: int, seed: int, rows: Sequence[int] | None = None
 ) -> Iterator[list[Batch]]:
     """Yield the model's inputs for each batch, on its device: the images and any random numbers that it needs."""
     rows = range(len(images)) if rows is None else rows
@@ -84,16 +84,16 @@ def uniforms(module: nn.Module, rows: Sequence[int], batch: Batch, seed: int) ->
 @contextmanager
 def _codes(module: nn.Module | None, batch: int) -> Iterator[list[np.ndarray]]:
     """Inside the block, collect the codes (batch, features) of each layer of neurons in forward order."""
-    seen: list[np.ndarray] = []
+    by_layer: list[np.ndarray] = []
     steps = int(getattr(module, "time_steps", 1))
 
     def keep(neuron: nn.Module, _: object, output: Tensor) -> None:
         codes = torch.round(output / getattr(neuron, "scale", 1.0)).to(torch.int8)
         by_image = codes.reshape(steps, batch, -1).transpose(0, 1).reshape(batch, -1)
-        seen.append(by_image.cpu().numpy())
+        by_layer.append(by_image.cpu().numpy())
 
     with ExitStack() as hooks:
         neurons: Any = getattr(module, "neurons", None)
         for neuron in neurons() if module and shows_codes(module) else []:
             hooks.callback(neuron.register_forward_hook(keep).remove)
-        yield seen
+        yield by_layer

@@ -22,7 +22,7 @@ from benchd.daemon.measuring.user_inputs import GIVING
 from benchd.daemon.records import UserFile
 from benchd.daemon.shipping.manifest import JUMPING_SHARE
 from benchd.daemon.worker import operations
-from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends import LoadedModel
 from benchd.daemon.worker.check import agreement, references
 from benchd.daemon.worker.check.agreement import Bound, Bounds, Format, Observation, Rule
 from benchd.daemon.worker.check.depthwise import Depthwise
@@ -144,9 +144,9 @@ class Reference:
 
     def answers(self) -> Observation:
         """Return the reference's answers, stored by an earlier process or computed now."""
-        kept = self._exact()
-        outputs = {name.removeprefix("output "): kept[name] for name in kept if name.startswith("output ")}
-        return Observation(outputs, kept.get("codes"))
+        arrays = self._exact()
+        outputs = {name.removeprefix("output "): arrays[name] for name in arrays if name.startswith("output ")}
+        return Observation(outputs, arrays.get("codes"))
 
     def synaptic_flops(self) -> float | None:
         """Return the minimum FLOPs of the products per image, at the spike rates that these images cause.
@@ -169,9 +169,9 @@ class Reference:
             if not catalogued:
                 first = trimmed(self.images[: self.workload.reference_batch])
                 _refuse_odd(exact, self.loaded(module), first, len(self.images), self.workload.facts.data)
-            held: dict[str, np.ndarray] = {f"output {path}": values for path, values in exact.outputs.items()}
-            held |= {} if exact.codes is None else {"codes": exact.codes}
-            return held | ({} if flops is None else {"synaptic flops": np.array(flops)})
+            arrays: dict[str, np.ndarray] = {f"output {path}": values for path, values in exact.outputs.items()}
+            arrays |= {} if exact.codes is None else {"codes": exact.codes}
+            return arrays | ({} if flops is None else {"synaptic flops": np.array(flops)})
 
         return self.kept("exact", compute)
 
@@ -207,19 +207,19 @@ class Reference:
 
         def compute() -> dict[str, np.ndarray]:
             bounds = agreement.bounds(exact, map(draw, range(draws)), rule)
-            held = {f"output {path}": np.array(astuple(bound)) for path, bound in bounds.outputs.items()}
+            limits = {f"output {path}": np.array(astuple(bound)) for path, bound in bounds.outputs.items()}
             for path, by_axis in bounds.channels.items():
-                held |= {f"axis {axis} {path}": most for axis, most in by_axis.items()}
-            return held | {"stable": np.array(bounds.stable)}
+                limits |= {f"axis {axis} {path}": most for axis, most in by_axis.items()}
+            return limits | {"stable": np.array(bounds.stable)}
 
-        kept = self.kept(f"noise-{rule.format}", compute, spiking=rule.spiking)
-        outputs = {name.removeprefix("output "): _bound(kept[name]) for name in kept if name.startswith("output ")}
+        arrays = self.kept(f"noise-{rule.format}", compute, spiking=rule.spiking)
+        outputs = {name.removeprefix("output "): _bound(arrays[name]) for name in arrays if name.startswith("output ")}
         channels = {path: dict[int, np.ndarray]() for path in outputs}
-        for name in kept:
+        for name in arrays:
             if name.startswith("axis "):
                 _, axis, path = name.split(" ", 2)
-                channels[path][int(axis)] = kept[name]
-        return Bounds(outputs, bool(kept["stable"]), channels)
+                channels[path][int(axis)] = arrays[name]
+        return Bounds(outputs, bool(arrays["stable"]), channels)
 
     def kept(self, name: str, compute: references.Compute, **more: object) -> references.Arrays:
         """Return arrays that an earlier process computed from the same facts and `more`, or compute them."""
@@ -250,10 +250,10 @@ class Reference:
             module = self.workload.reference() if self.dtype == torch.float64 else copy.deepcopy(self.workload.plain)
             return module.to(self.device)
 
-    def loaded(self, module: nn.Module) -> Loaded:
+    def loaded(self, module: nn.Module) -> LoadedModel:
         """Return the reference's module, or a copy of it, in the form that runs on its images."""
         run = doubled.reading(module) if self.dtype == torch.float64 else module
-        return Loaded(spread(run) if isinstance(self.images, Tensors) else run, self.dtype, self.device, module)
+        return LoadedModel(spread(run) if isinstance(self.images, Tensors) else run, self.dtype, self.device, module)
 
     def _run(
         self,
@@ -301,7 +301,7 @@ def _whole(answers: NDArray[Any]) -> NDArray[Any]:
     return answers.astype(np.int64) if is_whole else answers
 
 
-def _refuse_odd(exact: Observation, loaded: Loaded, first: Batch, count: int, data: str) -> None:
+def _refuse_odd(exact: Observation, loaded: LoadedModel, first: Batch, count: int, data: str) -> None:
     """Run the `first` batch of `count` inputs again; raise UnfitModel for a model that cannot serve as a reference.
 
     Its answer must be finite and must not change between runs, and it must not write to its input.
@@ -330,7 +330,7 @@ def _refuse_odd(exact: Observation, loaded: Loaded, first: Batch, count: int, da
             raise UnfitModel(f"{called} to the same input changes between runs: {_why_changing(loaded, batch)}")
 
 
-def _why_changing(loaded: Loaded, batch: Batch) -> str:
+def _why_changing(loaded: LoadedModel, batch: Batch) -> str:
     """Return why an answer changes between runs: the reason for a user's file, or the operation in a module."""
     if of_file := getattr(loaded.module, "why_changing", ""):
         return str(of_file)
@@ -343,6 +343,6 @@ def _why_changing(loaded: Loaded, batch: Batch) -> str:
     )
 
 
-def _bound(held: np.ndarray) -> Bound:
-    figures = dict(zip(Bound.__annotations__, held.tolist(), strict=True))
+def _bound(array: np.ndarray) -> Bound:
+    figures = dict(zip(Bound.__annotations__, array.tolist(), strict=True))
     return Bound(**figures | {name: bool(figures[name]) for name in ("jumps", "whole")})

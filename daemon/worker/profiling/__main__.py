@@ -1,4 +1,4 @@
-"""The child of `benchd profile`: a ProfileJob on stdin, one Collected on the pipe FD, progress and errors on stderr."""
+"""The child of `benchd profile`: a ProfileJob on stdin, a CollectedProfile on the pipe FD, the rest on stderr."""
 
 import importlib
 import os
@@ -14,7 +14,7 @@ from benchd.daemon.errors import Unsupported
 from benchd.daemon.machine.standard_streams import STDERR, lasting
 from benchd.daemon.machine.ticker import ticker_of
 from benchd.daemon.measuring.protocol import Stage
-from benchd.daemon.profiling.profile import Collected, ProfileJob
+from benchd.daemon.profiling.profile import CollectedProfile, ProfileJob
 from benchd.daemon.worker import building, builds, child
 from benchd.daemon.worker.profiling.nvtx import named_range
 from benchd.daemon.worker.profiling.torch_profiler import module_ranges
@@ -50,7 +50,7 @@ def _tell(pipe: BinaryIO | None, stage: Stage) -> None:
         pipe.flush()
 
 
-def collected(job: ProfileJob, tell: Callable[[Stage], None] = lambda _: None) -> Collected:
+def collected(job: ProfileJob, tell: Callable[[Stage], None] = lambda _: None) -> CollectedProfile:
     """Return the results of the job's methods, or why none could start; call `tell` at the start of each."""
     try:
         sys.stderr.write("build and load the model\n")
@@ -60,9 +60,9 @@ def collected(job: ProfileJob, tell: Callable[[Stage], None] = lambda _: None) -
             _capture(work)
     except (Exception, SystemExit) as error:  # a user's module or a backend may raise anything
         status, reason = child.diagnose(error, job)
-        return Collected(error=reason, unsupported=status == "unsupported")
+        return CollectedProfile(error=reason, unsupported=status == "unsupported")
     results = {} if job.capture else _results(work, tell)
-    return Collected(
+    return CollectedProfile(
         model=work.facts,
         kernels_ran=builds.kernels_ran(job.case.variant, work.device),
         device_name=torch.cuda.get_device_name() if work.device.type == "cuda" else None,

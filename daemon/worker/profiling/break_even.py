@@ -34,7 +34,7 @@ def run(work: Work) -> Sweep:
     """Return the times of this process; raise Unsupported for a variant that runs as a whole."""
     require_modules(work)
     module = cast(SpikingNetwork, work.module)  # true for every catalogued net with an ANN
-    ann, drawn = _without_spikes(work), _Drawn(module, work.forward)
+    ann, drawn = _without_spikes(work), _DrawnSpikes(module, work.forward)
     points = {rate: RateTimes(rate=rate) for rate in RATES}
     own = RateTimes(rate=drawn.own_rate)
     with drawn:
@@ -78,7 +78,7 @@ def _repeated(work: Work) -> tuple[Window, int]:
     return Window(begun, time.monotonic_ns()), count
 
 
-class _Drawn:
+class _DrawnSpikes:
     """Replaces the outputs of each layer of neurons with drawn spikes, inside a `with` block."""
 
     def __init__(self, module: SpikingNetwork, forward: Callable[[], object]) -> None:
@@ -95,7 +95,7 @@ class _Drawn:
 
     def __enter__(self) -> None:
         for emitter in self._heights:
-            self._hooks.callback(emitter.register_forward_hook(lambda each, *_: self._drawn.get(each)).remove)
+            self._hooks.callback(emitter.register_forward_hook(lambda module, *_: self._drawn.get(module)).remove)
 
     def __exit__(self, *_: object) -> None:
         self._hooks.close()

@@ -29,11 +29,11 @@ def rows(
     """
     complete = [dict(_with_own_parts(run)) for run in runs]
     every = {part: sorted(run[part] for run in complete) for part in complete[0]}
-    whole_ns = sum(float(median(each)) for each in every.values())
+    whole_ns = sum(float(median(part_ns)) for part_ns in every.values())
 
     def row(path: Path) -> LayerRow:
         times = list(_under(path, every.items()))
-        ns = sum(float(median(each)) for each in times)
+        ns = sum(float(median(part_ns)) for part_ns in times)
         cost = costs.total(_under(path, part_costs))
         least = roofline.of(cost, rates)
         fired = spikes.total(_under(path, part_spikes))

@@ -33,15 +33,17 @@ def count(
 
     A fused operator replaces the parts of a layer and is then counted for that layer.
     """
-    stands_for = {each.module: each.layer for each in module.synapses()} if isinstance(module, FoldedNetwork) else {}
+    stands_for = (
+        {synapses.module: synapses.layer for synapses in module.synapses()} if isinstance(module, FoldedNetwork) else {}
+    )
     profiles: list[tuple[Path, Cost]] = []
 
     def call(part: nn.Module, run: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         before, ended = counter.get_total_flops(), len(profiles)
         output = run(*inputs, **options)
         if len(profiles) == ended:
-            seen = counter.get_total_flops() - before
-            cost = _of(part, stands_for.get(part, part), [inputs, options], output, seen)
+            products = counter.get_total_flops() - before
+            cost = _of(part, stands_for.get(part, part), [inputs, options], output, products)
             profiles.append((segments.modules[part], cost))
         return output
 
@@ -66,35 +68,35 @@ def _fused() -> dict[object, Callable[..., int]]:
 
 def _attention(tokens: torch.Tensor, weights: Iterable[object]) -> int:
     """Return the products of self-attention over (batch, length, width), nested if lengths differ."""
-    return _projections(tokens, weights) + sum(4 * len(each) * each.numel() for each in tokens.unbind())
+    return _projections(tokens, weights) + sum(4 * len(sequence) * sequence.numel() for sequence in tokens.unbind())
 
 
 def _projections(tokens: torch.Tensor, weights: Iterable[object]) -> int:
     """Return the products of each token (..., width) with every matrix among the weights."""
-    matrices = sum(each.numel() for each in weights if isinstance(each, torch.Tensor) and each.dim() == 2)
+    matrices = sum(weight.numel() for weight in weights if isinstance(weight, torch.Tensor) and weight.dim() == 2)
     return 2 * tokens.numel() // tokens.size(-1) * matrices
 
 
 def total(costs: Iterable[Cost]) -> Cost:
     """Return the sum of these costs."""
     every = list(costs)
-    return Cost(*(sum(getattr(each, field.name) for each in every) for field in fields(Cost)))
+    return Cost(*(sum(getattr(cost, field.name) for cost in every) for field in fields(Cost)))
 
 
-def _of(part: nn.Module, layer: nn.Module, inputs: object, output: object, seen: int) -> Cost:
-    """Return the cost of one call; `layer` has the part's weights, and `seen` are the products counted by torch."""
+def _of(part: nn.Module, layer: nn.Module, inputs: object, output: object, products: int) -> Cost:
+    """Return the cost of one call; `layer` has the part's weights, and `products` are the products counted by torch."""
     # distinct tensors, because attention gets the same one as query, key and value
     given = list(dict.fromkeys(_tensors(inputs)))
     results = list(_tensors(output))
     elementwise = ELEMENTWISE.get(type(part))
-    tables = {each.weight for each in part.modules() if isinstance(each, nn.Embedding)}
-    parameters = sum(_bytes(each) for each in [*part.parameters(), *part.buffers()] if each not in tables)
+    tables = {module.weight for module in part.modules() if isinstance(module, nn.Embedding)}
+    parameters = sum(_bytes(tensor) for tensor in [*part.parameters(), *part.buffers()] if tensor not in tables)
     rows = results if tables else []
     moved = [] if _passes_on(part, given, results) and not parameters else [*given, *rows, *results]
     if isinstance(layer, nn.Conv2d | nn.Linear):  # torch's counter cannot see our kernels
-        seen = 2 * results[0].numel() * layer.weight[0].numel()
+        products = 2 * results[0].numel() * layer.weight[0].numel()
     return Cost(
-        matrix_flops=seen,
+        matrix_flops=products,
         elementwise_flops=elementwise * given[0].numel() if elementwise else 0,
         exponentials=0,
         bytes=parameters + sum(map(_bytes, moved)),
@@ -104,7 +106,7 @@ def _of(part: nn.Module, layer: nn.Module, inputs: object, output: object, seen:
 
 def _passes_on(part: nn.Module, given: list[torch.Tensor], results: list[torch.Tensor]) -> bool:
     """Return whether a part only passes on its input, as Dropout does outside training."""
-    in_place = any(getattr(each, "inplace", False) for each in part.modules())
+    in_place = any(getattr(module, "inplace", False) for module in part.modules())
     # under the counter of torch 2.9, Dropout copies its input
     is_off = isinstance(part, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d) and not part.training
     return is_off or (bool(results) and not in_place and set(map(address, results)) <= set(map(address, given)))
@@ -115,8 +117,8 @@ def _tensors(value: object) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(each)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item)
 
 
 def _bytes(tensor: torch.Tensor) -> int:

@@ -119,10 +119,10 @@ def _summed_ns(run: Iterable[LayerRun]) -> dict[str, float]:
 def _rows(runs: Sequence[Mapping[str, float]]) -> list[LayerRow]:
     """Return a row for each layer, in the order of the runtime."""
     times_ns = {name: [run[name] for run in runs] for name in runs[0]}
-    whole_ns = sum(median(each) for each in times_ns.values())
+    whole_ns = sum(median(times) for times in times_ns.values())
     return [
-        LayerRow(name=name, ns=median(each), share=median(each) / whole_ns, low_ns=min(each), high_ns=max(each))
-        for name, each in times_ns.items()
+        LayerRow(name=name, ns=median(times), share=median(times) / whole_ns, low_ns=min(times), high_ns=max(times))
+        for name, times in times_ns.items()
     ]
 
 
@@ -148,12 +148,12 @@ def _load(work: Work) -> list[LayerRow]:
             qann = stbif.build_qann(
                 name="qann_resnet18", kernels="torch", level=int(options["level"]), width=int(options["width"])
             )
-        made = time.monotonic_ns()
+        built = time.monotonic_ns()
         # the device for the trial run of its kernels
         with named_range("SNN_Wrapper_Creation"), torch.device(work.device):
             stbif.convert(qann, int(options["time_steps"]), kernels=work.job.case.variant.built_on)
     ended = time.monotonic_ns()
-    times = {"QANN_Creation": made - begun, "SNN_Wrapper_Creation": ended - made}
+    times = {"QANN_Creation": built - begun, "SNN_Wrapper_Creation": ended - built}
     return [LayerRow(name=name, ns=ns, share=ns / (ended - begun)) for name, ns in times.items()]
 
 
@@ -203,7 +203,7 @@ def _spikes(work: Work, split: Segments) -> Iterator[tuple[Path, Spikes]]:
     if isinstance(work.module, OnePass | SpikingNetwork):
         precision = work.job.case.variant.precision
         counted = spikes.count(work.module, work.forward, len(work.images), precision)
-        yield from ((split.modules[module], each) for module, each in counted.items())
+        yield from ((split.modules[module], figures) for module, figures in counted.items())
 
 
 def _placed(parts: Iterable[tuple[Path, Of]]) -> list[tuple[Path, Of]]:

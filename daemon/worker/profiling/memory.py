@@ -56,16 +56,16 @@ def run(work: Work) -> MemoryProfile:
     is_cuda = work.device.type == "cuda"
     work.step()
     work.module.zero_grad(set_to_none=True)  # done before, because on a CPU freeing earlier memory is not recorded
-    held = _held(work)
+    earlier = _held(work)
     if isinstance(work.module, Whole):
         work.missing["parameters"] = "this backend hides its weights: on a GPU they count as other memory"
     if is_cuda:
         torch.cuda.reset_peak_memory_stats()
-        rest = torch.cuda.memory_allocated() - sum(block.bytes for block in held)
-        held.append(HeldMemory(address=0, bytes=max(0, rest)))
-    nesting, blocks, start_ns = traced_blocks(_traced(work), held, is_cuda)
-    kept = {address(each.grad) for each in work.module.parameters() if each.grad is not None}
-    categorise(nesting, blocks, kept)
+        rest = torch.cuda.memory_allocated() - sum(block.bytes for block in earlier)
+        earlier.append(HeldMemory(address=0, bytes=max(0, rest)))
+    nesting, blocks, start_ns = traced_blocks(_traced(work), earlier, is_cuda)
+    gradients = {address(parameter.grad) for parameter in work.module.parameters() if parameter.grad is not None}
+    categorise(nesting, blocks, gradients)
     peak_bytes = torch.cuda.max_memory_allocated() if is_cuda else None
     return table(nesting, blocks, start_ns, str(work.device), peak_bytes, _snapshot(work))
 
@@ -116,9 +116,9 @@ def traced_blocks(traced: Trace, held: Sequence[HeldMemory], is_cuda: bool) -> t
     return nesting, _blocks(events, held, nesting), step.start_ns
 
 
-def _blocks(events: Iterable[MemoryEvent], held: Sequence[HeldMemory], nesting: Nesting) -> list[HeldMemory]:
-    blocks = list(held)
-    live = {block.address: block for block in held}
+def _blocks(events: Iterable[MemoryEvent], earlier: Sequence[HeldMemory], nesting: Nesting) -> list[HeldMemory]:
+    blocks = list(earlier)
+    live = {block.address: block for block in earlier}
     for event in events:
         if event.bytes > 0:
             call = nesting.at(event.thread, event.t_ns)
@@ -162,16 +162,16 @@ def table(
     snapshot: str | None,
 ) -> MemoryProfile:
     """Return the sums of the blocks over time; `peak_bytes` is the allocator's peak, None for that of the blocks."""
-    t_ns, held = _course(blocks, start_ns)
-    total = held.sum(axis=1)
+    t_ns, held_bytes = _course(blocks, start_ns)
+    total = held_bytes.sum(axis=1)
     peak = int(total.argmax())
-    shown = np.unique(np.append(np.linspace(0, len(t_ns) - 1, POINTS).astype(int), peak))
+    points = np.unique(np.append(np.linspace(0, len(t_ns) - 1, POINTS).astype(int), peak))
     own = sorted((block for block in blocks if block.start_ns is not None), key=lambda block: -block.bytes)
     return MemoryProfile(
         device=device,
         peak_bytes=int(total[peak]) if peak_bytes is None else peak_bytes,
-        peak_by_category=_by_category(held[peak]),
-        timeline=[MemoryPoint(t_ns=int(t_ns[i]), by_category=_by_category(held[i])) for i in shown],
+        peak_by_category=_by_category(held_bytes[peak]),
+        timeline=[MemoryPoint(t_ns=int(t_ns[i]), by_category=_by_category(held_bytes[i])) for i in points],
         largest=[_allocation(nesting, block) for block in own[:LARGEST]],
         snapshot=snapshot,
     )

@@ -100,7 +100,7 @@ def _spiking(module: SpikingNetwork) -> Segments:
 def _folded(module: FoldedNetwork) -> dict[nn.Module, Path]:
     """Return the module's paths by name; folded layers have the names of the layers that they replace."""
     paths = {inner: path for inner, path in _by_name(module).items() if not path[0].startswith("_")}
-    return paths | {each.module: paths[each.layer] for each in module.synapses()}
+    return paths | {synapses.module: paths[synapses.layer] for synapses in module.synapses()}
 
 
 def _by_name(module: nn.Module) -> dict[nn.Module, Path]:

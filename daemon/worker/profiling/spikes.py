@@ -56,20 +56,20 @@ def count(
     network: Network, forward: Callable[[], object], images: int, precision: Precision
 ) -> dict[nn.Module, Spikes]:
     """Return the figures of each layer of neurons and of weights in one forward pass over `images` images."""
-    seen = _Seen()
+    tally = _SpikeSums()
     with ExitStack() as hooks:
         for neuron in network.neurons():
-            hooks.callback(neuron.register_forward_hook(seen.leaves).remove)
-        for each in network.synapses():
-            hooks.callback(each.module.register_forward_pre_hook(seen.arrives(each)).remove)
+            hooks.callback(neuron.register_forward_hook(tally.leaves).remove)
+        for synapses in network.synapses():
+            hooks.callback(synapses.module.register_forward_pre_hook(tally.arrives(synapses)).remove)
         forward()
-    return seen.figures(images, JOULES.get(precision))
+    return tally.figures(images, JOULES.get(precision))
 
 
 def total(parts: Iterable[Spikes]) -> Spikes:
     """Return the sum of these parts' figures."""
     every = list(parts)
-    sums = {field.name: _sum(getattr(each, field.name) for each in every) for field in fields(Spikes)}
+    sums = {field.name: _sum(getattr(part, field.name) for part in every) for field in fields(Spikes)}
     return Spikes(**{name: value for name, value in sums.items() if value is not None})
 
 
@@ -87,7 +87,7 @@ def fan_out(layer: nn.Conv2d | nn.Linear, shape: torch.Size) -> Tensor:
     return reached[0]
 
 
-class _Seen:
+class _SpikeSums:
     """The data seen by hooks in one pass, summed over the time steps."""
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class _Seen:
             by_module[neuron].append(
                 Spikes(chances=chances / images, fired=float(fired.sum()) / images, wasted=wasted / images)
             )
-        return {module: total(each) for module, each in by_module.items()}
+        return {module: total(parts) for module, parts in by_module.items()}
 
 
 def _operations(synapses: Synapses, count: float, joules: tuple[float, float] | None, flops: float) -> Spikes:

@@ -21,7 +21,7 @@ from benchd.daemon.profiling.profile import ProfileJob
 from benchd.daemon.profiling.trace.trace import END_OF_STEP
 from benchd.daemon.records import ModelFacts
 from benchd.daemon.worker import backends, building, workload
-from benchd.daemon.worker.backends import LayerRun, Loaded
+from benchd.daemon.worker.backends import LayerRun, LoadedModel
 from benchd.daemon.worker.profiling.nvtx import named_range
 from benchd.daemon.worker.steps import now, wait_for
 from benchd.daemon.worker.structures import Batch, cast, cycled, each, first_scores, like, to_train, values
@@ -51,7 +51,7 @@ class Work:
 
     `module` is the model, or a `Whole`; `loss` is called after it by `eval` and `train`. `step` is one whole step.
     `forward` runs `images` and returns the scores; `backward` follows a `forward` of `train`, otherwise it is None.
-    `layer_times` is the runtime's own (`Loaded`), and `missing` collects the reason for each figure that a method
+    `layer_times` is the runtime's own (`LoadedModel`), and `missing` collects the reason for each figure that a method
     cannot provide.
     """
 
@@ -109,7 +109,7 @@ def open_work(job: ProfileJob) -> Work:
     )
 
 
-def _pool(built: Workload, batch: int, loaded: Loaded, run: Callable[..., Any]) -> TensorDataset:
+def _pool(built: Workload, batch: int, loaded: LoadedModel, run: Callable[..., Any]) -> TensorDataset:
     """Return whole batches of images in the model's input dtype, with labels, which are random if the data has none."""
     count = max(1, len(built.images) // batch) * batch
     images = cast(cycled(built.images, count), loaded.dtype)

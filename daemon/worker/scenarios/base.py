@@ -15,10 +15,10 @@ from benchd.daemon.measuring.protocol import Job, Outcome
 from benchd.daemon.records import Window
 from benchd.daemon.verdicts import timings
 from benchd.daemon.worker import measure, peaks
-from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends import LoadedModel
 from benchd.daemon.worker.camera import Camera
 from benchd.daemon.worker.check import audit
-from benchd.daemon.worker.check.audit import Expected
+from benchd.daemon.worker.check.audit import ExpectedAnswers
 from benchd.daemon.worker.child import StageClock
 from benchd.daemon.worker.measure import TimedLoop
 from benchd.daemon.worker.steps import NO_RUN, ByLength, SingleInference, Step, lengths
@@ -39,9 +39,9 @@ class Run:
     job: Job
     stages: StageClock
     outcome: Outcome
-    models: list[Loaded]
+    models: list[LoadedModel]
     pool: list[Batch]
-    expected: Expected | None
+    expected: ExpectedAnswers | None
     camera: Camera | None
     first_ended_ns: int
     idle_s: float = 0.0
@@ -94,7 +94,7 @@ class Scenario:
     is_paused = False
     is_inference = True
 
-    def step(self, run: Run, loaded: Loaded) -> Step:
+    def step(self, run: Run, loaded: LoadedModel) -> Step:
         """Return the step of one stream."""
         varies = len(run.models) == 1 and lengths(run.pool)
         return (ByLength if varies else SingleInference)(loaded, run.pool, run.known)
@@ -185,7 +185,7 @@ def _flag_unsteady(outcome: Outcome) -> None:
         outcome.flags.append("warm_up_not_steady")
 
 
-def _audit(timed: Sequence[Step], loaded: Loaded, expected: Expected, outcome: Outcome) -> None:
+def _audit(timed: Sequence[Step], loaded: LoadedModel, expected: ExpectedAnswers, outcome: Outcome) -> None:
     """Compare the answers of the timed runs, and those to unseen inputs, with the reference."""
     if outcome.check is None:
         raise ValueError("an audit comes after the check")

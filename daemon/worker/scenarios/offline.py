@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends import LoadedModel
 from benchd.daemon.worker.scenarios import base
 from benchd.daemon.worker.scenarios.base import Run, Scenario
 from benchd.daemon.worker.steps import AuditSample, SingleInference, Step, bound
@@ -19,7 +19,7 @@ WATCHED_RUNS = 10
 class Offline(Scenario):
     """Chunks run back to back; the throughput excludes the untimed inferences between chunks."""
 
-    def step(self, run: Run, loaded: Loaded) -> Step:
+    def step(self, run: Run, loaded: LoadedModel) -> Step:
         """Return the step for a chunk of about a tenth of a second, at least two inferences."""
         with torch.inference_mode():
             runs = max(2, int(CHUNK_S * 1e9 / SingleInference(loaded, run.pool)(0)[0]))
@@ -48,7 +48,7 @@ class Chunk:
     parts: tuple[str, ...] = ("total",)
     runs: int
 
-    def __init__(self, loaded: Loaded, pool: Sequence[Batch], runs: int, known: Sequence[int] = ()) -> None:
+    def __init__(self, loaded: LoadedModel, pool: Sequence[Batch], runs: int, known: Sequence[int] = ()) -> None:
         self._run, self._pool, self._device, self.runs = loaded.run, bound(pool, loaded), loaded.device, runs
         self.sample = AuditSample(known)
         self._streams = [torch.cuda.Stream() for _ in range(2)] if loaded.device.type == "cuda" else []

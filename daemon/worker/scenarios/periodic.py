@@ -44,8 +44,8 @@ def periodic(step: Step, cap_s: float) -> tuple["dict[str, array[int]]", list[De
         latencies_ns = array("q", (latency for _, latency in frames(step, 1e9 / rate_hz, releases, time.sleep)))
         values[f"{rate_hz}_hz"] = latencies_ns
         late_ns = [latency - 1_000_000_000 // rate_hz for latency in latencies_ns]
-        kept = sum(lateness <= 0 for lateness in late_ns)
-        deadlines.append(Deadlines(rate_hz, releases, releases - kept, max(0, *late_ns) / 1e6))
+        met = sum(lateness <= 0 for lateness in late_ns)
+        deadlines.append(Deadlines(rate_hz, releases, releases - met, max(0, *late_ns) / 1e6))
     return values, deadlines
 
 

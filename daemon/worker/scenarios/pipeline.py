@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import torch
 
-from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends import LoadedModel
 from benchd.daemon.worker.camera import Camera
 from benchd.daemon.worker.scenarios.base import Run, Scenario
 from benchd.daemon.worker.steps import AuditSample, Step, now
@@ -19,7 +19,7 @@ class Pipeline(Scenario):
 
     is_inference = False
 
-    def step(self, run: Run, loaded: Loaded) -> Step:
+    def step(self, run: Run, loaded: LoadedModel) -> Step:
         """Return the step that begins with the frames."""
         if run.camera is None:
             raise ValueError("a pipeline needs a camera")
@@ -35,7 +35,9 @@ class PipelineStages:
     parts: tuple[str, ...] = ("total", "decode", "resize", "normalise", "copy", "model", "post")
     runs: int = 1
 
-    def __init__(self, loaded: Loaded, source: Camera, batch_size: int, count: int, known: Sequence[int] = ()) -> None:
+    def __init__(
+        self, loaded: LoadedModel, source: Camera, batch_size: int, count: int, known: Sequence[int] = ()
+    ) -> None:
         self._loaded, self._camera = loaded, source
         frames = [source.frames[number % len(source.frames)] for number in range(count * batch_size)]
         self._batches = [frames[start : start + batch_size] for start in range(0, len(frames), batch_size)]

@@ -184,7 +184,7 @@ class Queue:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServerRun:
     """A run of a server: the times, in ns, of each answered request; latency counts from its arrival.
 
     `asked_ns` contains the latency of every request, infinite if it was dropped. `arrived_ns` is for all requests;
@@ -227,7 +227,7 @@ Together = Callable[[Callable[[Step], T]], list[T]]
 
 def serve_load(
     together: "Together[Any]", load: Load, cap_s: float, seed: str, clock: Monotonic, *, streams: int = 1
-) -> tuple[Served, list[Trial]]:
+) -> tuple[ServerRun, list[Trial]]:
     """Serve at the load's rate, or at the highest that meets its deadline, which is found first; also return trials.
 
     `cap_s` is the length of a run, unless the percentile needs a longer one, and ten times the length of a trial.
@@ -235,7 +235,7 @@ def serve_load(
     trial met the deadline, the final run ends as soon as it is known to fail.
     """
 
-    def served(rate_hz: float, seconds: float, *, is_trial: bool, is_hopeless: bool = False) -> Served:
+    def served(rate_hz: float, seconds: float, *, is_trial: bool, is_hopeless: bool = False) -> ServerRun:
         count = request_count(rate_hz, seconds, load.percentile)
         most_late = statistics.most_misses(count, load.percentile) if is_trial else None
         if is_hopeless:  # at a 64th of the capacity, a complete run would take half an hour
@@ -261,7 +261,7 @@ def serve_load(
     return final, trials
 
 
-def is_met(served: Served, load: Load) -> bool | None:
+def is_met(served: ServerRun, load: Load) -> bool | None:
     """Return whether the deadline is met at the load's percentile; None without a deadline or if it is unknown."""
     met = statistics.deadline_is_met(served.misses, served.asked, load.percentile)
     return None if load.deadline_ms is None else met
@@ -291,7 +291,7 @@ def serve(
     *,
     streams: int = 1,
     most_late: int | None = None,
-) -> Served:
+) -> ServerRun:
     """Send `count` requests at a rate and answer them on all streams; raise BenchdError if one is lost or repeated."""
     drawn = arrivals(rate_hz, count, seed)
     start_ns = clock.now_ns() + LEAD_NS
@@ -331,13 +331,13 @@ def _next(queue: Queue, clock: Monotonic, turn: Lock, state: Lock) -> int | None
 
 def _served(
     queue: Queue, rate_hz: float, arrived_ns: Sequence[int], start_ns: int, by_stream: Sequence[Sequence[int]]
-) -> Served:
+) -> ServerRun:
     """Return the times of each request; raise BenchdError unless each was answered by one stream, or dropped."""
     answered = sorted(chain.from_iterable(by_stream))
     if sorted([*answered, *queue.dropped]) != list(range(queue.asked)):
         raise BenchdError(f"{len(answered)} of {queue.asked} requests were answered, {len(queue.dropped)} dropped")
     latency_ns = {request: queue.ended_ns[request] - arrived_ns[request] for request in answered}
-    return Served(
+    return ServerRun(
         rate_hz=rate_hz,
         latency_ns=array("q", latency_ns.values()),
         asked_ns=[latency_ns.get(request, math.inf) for request in range(queue.asked)],

@@ -1,7 +1,7 @@
 """Single stream: one inference after another on each of the case's streams, or one training step after another."""
 
 from benchd.daemon.errors import Unsupported
-from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends import LoadedModel
 from benchd.daemon.worker.scenarios import base
 from benchd.daemon.worker.scenarios.base import Run, Scenario
 from benchd.daemon.worker.steps import Step, Training
@@ -11,7 +11,7 @@ from benchd.daemon.worker.streams import Streams, back_to_back
 class SingleStream(Scenario):
     """Runs back to back; several streams run concurrently, and the first one defines the blocks."""
 
-    def step(self, run: Run, loaded: Loaded) -> Step:
+    def step(self, run: Run, loaded: LoadedModel) -> Step:
         """Return the step of one stream."""
         if run.job.case.direction == "inference":
             return super().step(run, loaded)
@@ -24,9 +24,9 @@ class SingleStream(Scenario):
         if len(streams.steps) == 1:
             super().measure(run, streams)
             return
-        measured, by_stream, values_ns, held = back_to_back(streams, run.job.limits.rule, run.job.hold_s)
+        measured, by_stream, values_ns, run_count = back_to_back(streams, run.job.limits.rule, run.job.hold_s)
         base.end(run, measured, {"total": values_ns, **base.by_stream(by_stream)})
-        run.outcome.process.throughput_per_s = run.job.case.batch_size * held / measured.window.seconds
+        run.outcome.process.throughput_per_s = run.job.case.batch_size * run_count / measured.window.seconds
 
 
 SCENARIO = SingleStream()

@@ -27,8 +27,8 @@ def test_bash_completes(line, words, tmp_path, monkeypatch, capsys):
     (tmp_path / "bench-out").mkdir()
     record = made(case=Case(model="square", variant=Variant(precision="amp")))
     (tmp_path / "bench-out" / "records.jsonl").write_bytes(encode(record) + b"\n")
-    asked = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")), f"_{name.upper()}_COMPLETE": "complete_bash"}
-    for variable, value in asked.items():
+    variables = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")), f"_{name.upper()}_COMPLETE": "complete_bash"}
+    for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
     monkeypatch.setattr(sys, "argv", [program])
     monkeypatch.chdir(tmp_path)

@@ -77,8 +77,8 @@ def test_a_busy_machine_is_said_last(machine, torch_of, monkeypatch):
     monkeypatch.setattr(doctor.ForeignUse, "cpus", lambda _: 1.0)
     out = io.StringIO()
     doctor.run(out, machine, as_json=False)
-    said = "busy machine: other processes use 1 CPU: times measured now may be far too long"
-    assert out.getvalue().splitlines()[-1] == said
+    warning = "busy machine: other processes use 1 CPU: times measured now may be far too long"
+    assert out.getvalue().splitlines()[-1] == warning
 
 
 def test_json_says_the_same(machine, torch_of):
@@ -114,18 +114,18 @@ def test_the_exit_code_tells_whether_what_is_needed_is_there(need, code, machine
 )
 def test_a_torch_that_does_not_import_measures_nothing(source, why, machine, torch_of):
     torch_of(source)
-    found = findings(machine, probe_timeout_s=0.5 if "sleep" in source else 60.0)
-    assert (found["torch"].usable, found["cuda"].usable) == (False, False)
-    assert why in found["torch"].detail
+    by_name = findings(machine, probe_timeout_s=0.5 if "sleep" in source else 60.0)
+    assert (by_name["torch"].usable, by_name["cuda"].usable) == (False, False)
+    assert why in by_name["torch"].detail
 
 
 def test_a_torchvision_of_another_torch_is_told_with_the_pair_that_loads(machine, torch_of, tmp_path):
     torch_of(cuda=None)
     error = "raise RuntimeError('operator torchvision::nms does not exist')"
     write(tmp_path / "children", {"torchvision/__init__.py": error})
-    found = findings(machine)["torchvision"]
-    assert (found.usable, found.detail) == (False, "operator torchvision::nms does not exist")
-    assert "torch torchvision --index-url https://download.pytorch.org/whl/cpu" in found.remedy
+    finding = findings(machine)["torchvision"]
+    assert (finding.usable, finding.detail) == (False, "operator torchvision::nms does not exist")
+    assert "torch torchvision --index-url https://download.pytorch.org/whl/cpu" in finding.remedy
     write(tmp_path / "children", {"torchvision/__init__.py": "__version__ = '9.8.0'"})
     assert (findings(machine)["torchvision"].usable, findings(machine)["torchvision"].detail) == (True, "9.8.0")
 
@@ -155,12 +155,12 @@ def test_a_jetson_is_told_what_to_type_for_its_jetpack(tmp_path, torch_of, monke
     jetson_trees.build(tmp_path, jetson_trees.ORIN_NANO)
     torch_of(cuda=None)
     monkeypatch.setattr(capabilities, "find_spec", lambda name: None if name != "torch" else find_spec(name))
-    found, index = findings(tmp_path), "pip install --no-deps --index-url https://pypi.jetson-ai-lab.io/jp6/cu126"
-    assert found["onnxruntime"].remedy == f"{index} onnxruntime-gpu && pip install onnxruntime-gpu"
-    assert found["triton"].remedy == f"{index} triton && pip install triton"
+    by_name, index = findings(tmp_path), "pip install --no-deps --index-url https://pypi.jetson-ai-lab.io/jp6/cu126"
+    assert by_name["onnxruntime"].remedy == f"{index} onnxruntime-gpu && pip install onnxruntime-gpu"
+    assert by_name["triton"].remedy == f"{index} triton && pip install triton"
     three = "torch torchvision triton"
-    assert found["cuda"].remedy.endswith(f"{index} {three} && pip install {three}")
-    assert found["tensorrt"].remedy == PACKAGES["tensorrt"].on_board
+    assert by_name["cuda"].remedy.endswith(f"{index} {three} && pip install {three}")
+    assert by_name["tensorrt"].remedy == PACKAGES["tensorrt"].on_board
     torch_of(cuda="12.6")
     assert findings(tmp_path)["cuda"].remedy == "sudo apt install nvidia-jetpack"
 
@@ -175,17 +175,17 @@ def test_a_jetson_is_told_what_to_type_for_its_jetpack(tmp_path, torch_of, monke
 )
 def test_a_board_names_its_release_and_its_fastest_mode(tmp_path, torch_of, name, jetpack, mode):
     torch_of()
-    found = findings(jetson_trees.build(tmp_path, jetson_trees.BOARDS[name]))
-    assert (found["jetpack"].detail, found["power mode"].remedy) == (jetpack, mode)
+    by_name = findings(jetson_trees.build(tmp_path, jetson_trees.BOARDS[name]))
+    assert (by_name["jetpack"].detail, by_name["power mode"].remedy) == (jetpack, mode)
 
 
 def test_a_rail_that_fails_beside_the_others_is_named(tmp_path, torch_of):
     torch_of()
     root = jetson_trees.build(tmp_path, jetson_trees.ORIN_NANO)
     jetson_trees.set_rail(root, "VDD_SOC", "garbage", 1)
-    found = findings(root)["ina3221"]
-    assert found.usable
-    assert found.detail.startswith("all of its values can be read except: rail VDD_SOC: ")
+    finding = findings(root)["ina3221"]
+    assert finding.usable
+    assert finding.detail.startswith("all of its values can be read except: rail VDD_SOC: ")
 
 
 def test_two_onnx_runtimes_are_refused(machine, torch_of, tmp_path, monkeypatch):
@@ -194,9 +194,9 @@ def test_two_onnx_runtimes_are_refused(machine, torch_of, tmp_path, monkeypatch)
     distribution(tmp_path / "two", "onnxruntime-gpu", "1.22.0")
     monkeypatch.syspath_prepend(tmp_path / "two")
     monkeypatch.setattr(code, "_version", code._version.__wrapped__)  # another test may have asked already
-    found = findings(machine)["onnxruntime"]
-    assert (found.usable, found.detail) == (False, "installed twice: onnxruntime, onnxruntime-gpu")
-    assert found.remedy.startswith("pip uninstall -y onnxruntime onnxruntime-gpu")
+    finding = findings(machine)["onnxruntime"]
+    assert (finding.usable, finding.detail) == (False, "installed twice: onnxruntime, onnxruntime-gpu")
+    assert finding.remedy.startswith("pip uninstall -y onnxruntime onnxruntime-gpu")
 
 
 def test_nothing_installed():
@@ -211,10 +211,10 @@ def test_nothing_installed():
     environment = {**os.environ, "PATH": "", "CC": "no-such-cc", "CXX": "no-such-c++"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 7, done.stderr
-    found = {finding["name"]: finding for finding in json.loads(done.stdout)}
+    by_name = {finding["name"]: finding for finding in json.loads(done.stdout)}
     absent = ["torch", "cuda", "triton", "onnxruntime", "tensorrt", "cc", "c++"]
-    assert [name for name in absent if found[name]["usable"]] == []
-    assert found["cc"]["detail"] == "no-such-cc is not on the PATH"
+    assert [name for name in absent if by_name[name]["usable"]] == []
+    assert by_name["cc"]["detail"] == "no-such-cc is not on the PATH"
 
 
 def test_this_machine_without_torch_in_this_process(torch_of):

@@ -94,15 +94,15 @@ def lines(table):
 
 
 def test_the_table_has_a_row_a_file(state):
-    made = filled(state)
-    kept = filled(state, "snn_onepass", measured={})
-    table = shown([made, msgspec.structs.replace(kept, reused=True)])
+    fresh = filled(state)
+    reused = filled(state, "snn_onepass", measured={})
+    table = shown([fresh, msgspec.structs.replace(reused, reused=True)])
     heading, first, second = ([cell.strip() for cell in re.split("[┃│]", line)[1:-1]] for line in lines(table))
     assert heading[:4] == ["model", "precision", "batch", "scan"]
     cells = ["vim_tiny", "fp16", "dynamic", "scan", "134", "1.2", "2.7e-07", "0.08", "3.14"]
-    assert first == [*cells, *MADE_BY, "made", made.key]
+    assert first == [*cells, *MADE_BY, "made", fresh.key]
     cells = ["snn_onepass", "fp16", "dynamic", "-", "-", "1.2", "-", "-", "-"]
-    assert second == [*cells, *MADE_BY, "kept", kept.key]
+    assert second == [*cells, *MADE_BY, "kept", reused.key]
 
 
 def test_a_quantised_file_says_what_stays_in_float(state):
@@ -112,11 +112,11 @@ def test_a_quantised_file_says_what_stays_in_float(state):
 
 
 def test_the_json_holds_all_that_is_known(state):
-    made = filled(state)
+    artifact = filled(state)
     (read,) = msgspec.json.decode(
-        shown([made], as_json=True), type=list[Artifact], dec_hook=lambda kind, text: kind(text)
+        shown([artifact], as_json=True), type=list[Artifact], dec_hook=lambda kind, text: kind(text)
     )
-    assert read == made
+    assert read == artifact
     assert read.metadata.measured == MEASURED
     assert shown([], as_json=True) == "[]\n"
 

@@ -45,9 +45,9 @@ def said(command, *arguments):
 @pytest.mark.parametrize("command", ["recommend", "compare", "report"])
 def test_what_is_hostile_in_a_record_does_not_reach_the_terminal(foreign, tmp_path, command):
     more = {"compare": [foreign], "report": ["--format", "md", "--output", tmp_path]}
-    shown = said(command, foreign, *more.get(command, []))
-    assert "owned" in shown
-    assert [char for char in shown if not char.isprintable() and char != "\n"] == []
+    output = said(command, foreign, *more.get(command, []))
+    assert "owned" in output
+    assert [char for char in output if not char.isprintable() and char != "\n"] == []
 
 
 def test_csv_holds_no_formula(foreign, tmp_path):

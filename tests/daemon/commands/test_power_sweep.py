@@ -124,9 +124,9 @@ def test_a_signal_ends_the_measurement_and_brings_the_former_mode_back(number, b
         assert sweep.stdout.readline() == "started\n"
         assert current().name == "15W"
         sweep.send_signal(number)
-        told, _ = sweep.communicate(timeout=WAIT_S)
+        output, _ = sweep.communicate(timeout=WAIT_S)
     assert sweep.returncode == 130
-    assert told == "power modes: 25W is active, as before\n"
+    assert output == "power modes: 25W is active, as before\n"
     assert current().name == "25W"
 
 
@@ -169,18 +169,18 @@ def test_ship_makes_a_folder_for_each_mode(given, board, tmp_path):
     note = ["/bin/sh", "-c", f'echo "$@" >> {board.measured}; cat {board.folder}/mode >> {board.measured}', "benchd"]
     command = ship.of_each_mode([*note, "ship", "square", *given, "--output", "there"], tmp_path / "out")
     assert run(["15W", "MAXN_SUPER"], command, io.StringIO(), board.root) == 0
-    told = f"ship square --output there --output {tmp_path}/out"
-    assert board.measured.read_text().splitlines() == [f"{told}-15W", "0", f"{told}-MAXN_SUPER", "2"]
+    prefix = f"ship square --output there --output {tmp_path}/out"
+    assert board.measured.read_text().splitlines() == [f"{prefix}-15W", "0", f"{prefix}-MAXN_SUPER", "2"]
     assert current().name == "25W"
 
 
 def test_a_mode_that_was_shipped_before_the_interruption_is_left_out(board, tmp_path):
-    made, out = f"{tmp_path}/out-{{mode}}/manifest.json", io.StringIO()
+    template, out = f"{tmp_path}/out-{{mode}}/manifest.json", io.StringIO()
     write(tmp_path, {"out-15W/manifest.json": "{}"})
-    assert run(["15W", "MAXN_SUPER"], measure(board, "2 2 0"), out, board.root, made) == 0
-    there = made.replace("{mode}", "15W")
+    assert run(["15W", "MAXN_SUPER"], measure(board, "2 2 0"), out, board.root, template) == 0
+    there = template.replace("{mode}", "15W")
     assert out.getvalue().splitlines()[0] == f"power modes: 15W skipped: {there} already exists"
     assert lines(board.measured) == ["2"]
     with pytest.raises(UsageError) as refused:
-        run(["15W"], measure(board), out, board.root, made)
+        run(["15W"], measure(board), out, board.root, template)
     assert str(refused.value) == f"already built: {there}; delete to rebuild"

@@ -13,7 +13,7 @@ from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring.recording import RunHeader, RunId
 from benchd.daemon.profiling.collecting import Found
 from benchd.daemon.profiling.output.published import record
-from benchd.daemon.profiling.profile import Collected
+from benchd.daemon.profiling.profile import CollectedProfile
 from benchd.daemon.records import Occupancy, ProcessResult, decode, encode
 from benchd.daemon.verdicts import results
 
@@ -62,10 +62,10 @@ def test_what_cannot_be_is_refused_before_anything_runs(arguments, code, said, t
 
 
 def test_a_refusal_leaves_no_empty_folder(tmp_path, child_environment):
-    held = "import sys; from benchd.daemon.machine.lock import MachineLock\n"
-    held += "with MachineLock():\n    print(flush=True)\n    sys.stdin.read()"
+    script = "import sys; from benchd.daemon.machine.lock import MachineLock\n"
+    script += "with MachineLock():\n    print(flush=True)\n    sys.stdin.read()"
     line = [sys.executable, "-m", "benchd.daemon.cli", "profile", "square", "--device", "cpu"]
-    with subprocess.Popen([sys.executable, "-c", held], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         holder.stdout.readline()
         done = subprocess.run(line, cwd=tmp_path, env=child_environment, capture_output=True, text=True, check=False)
     assert done.returncode == 7, done.stderr
@@ -73,7 +73,7 @@ def test_a_refusal_leaves_no_empty_folder(tmp_path, child_environment):
 
 
 def found(missing=(), failed=(), **collected):
-    return Found(Collected(**collected), dict.fromkeys(missing, "why"), list(failed))
+    return Found(CollectedProfile(**collected), dict.fromkeys(missing, "why"), list(failed))
 
 
 @pytest.mark.parametrize(
@@ -97,23 +97,23 @@ def test_the_exit_code_says_what_came_of_it(gathered, found_in, by_name, code):
 
 def test_the_record_holds_the_benchmark_s_times_and_is_flagged():
     occupancy = Occupancy(theoretical=0.5, estimated=0.4, measured=None, utilization=0.9, kernels=3)
-    one = record(shown(), RUN, RUN_ID, occupancy)
-    assert decode(encode(one)) == one
-    assert (one.status, one.flags, one.occupancy) == ("ok", ["profiled"], occupancy)
-    assert (one.timing.median_ms, one.timing.runs, one.throughput_per_s) == (1200.0, 10, 3.33)
-    assert one.parts["backward"].median_ms == 700.0
-    assert one.missing["energy"] == "no_sensor"
+    result = record(shown(), RUN, RUN_ID, occupancy)
+    assert decode(encode(result)) == result
+    assert (result.status, result.flags, result.occupancy) == ("ok", ["profiled"], occupancy)
+    assert (result.timing.median_ms, result.timing.runs, result.throughput_per_s) == (1200.0, 10, 3.33)
+    assert result.parts["backward"].median_ms == 700.0
+    assert result.missing["energy"] == "no_sensor"
 
 
 def test_a_profile_is_never_ranked_or_compared(tmp_path):
     """Not even where it is the newest of its case, the fastest, and claims a passed check and a process of its own."""
-    kept = made(run_id="r0", check=PASSED)
+    measured = made(run_id="r0", check=PASSED)
     faster = ProcessResult(status="ok", timing=timing(0.1))
     flags = ["busy_machine", "profiled"]
     profiled = made(run_id="r1", check=PASSED, timing=timing(0.1), processes=[faster], flags=flags)
     path = tmp_path / "records.jsonl"
-    path.write_bytes(encode(kept) + b"\n" + encode(profiled) + b"\n")
-    assert results.read(path) == [kept]
+    path.write_bytes(encode(measured) + b"\n" + encode(profiled) + b"\n")
+    assert results.read(path) == [measured]
     path.write_bytes(encode(profiled) + b"\n")
     with pytest.raises(UsageError, match="contains no record"):
         results.read(tmp_path)

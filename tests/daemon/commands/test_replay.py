@@ -81,9 +81,9 @@ def test_a_refusal_names_the_result_and_the_reason_and_is_tried_again(folder, tm
     acl = tmp_path / "acl"
     acl.write_text("topic read #\n")
     with running_broker(tmp_path, f"allow_anonymous true\nacl_file {acl}") as refusing:
-        code, said = run(folder, refusing.url)
+        code, printed = run(folder, refusing.url)
     reason = f"{HOST}:{refusing.port} refused it: Not authorized"
-    assert (code, said) == (1, [f"refused: seq 1: {reason}", f"0 sent, 1 refused, 0 left: {reason}"])
+    assert (code, printed) == (1, [f"refused: seq 1: {reason}", f"0 sent, 1 refused, 0 left: {reason}"])
     assert run(folder, broker.url) == (0, ["1 sent, 0 refused, 0 left"])
     assert subscriber(broker, "-C", "1") == lines
 
@@ -119,11 +119,11 @@ def test_the_line_that_a_run_prints_reaches_a_broker_with_an_authority_and_clien
     certificate, key = map(str, authority.issue("client"))
     files = {"ca_file": str(authority.certificate), "certificate_file": certificate, "key_file": key}
     monkeypatch.setenv(PASSWORD_VARIABLE, "right")
-    to, one = replace(parse_url(f"mqtts://me@{HOST}:{port}"), **files), made(device_id=DEVICE)
+    to, record = replace(parse_url(f"mqtts://me@{HOST}:{port}"), **files), made(device_id=DEVICE)
     with closing(Log(tmp_path / "bench out/records.jsonl")) as log:
-        log.append(encode(one))
+        log.append(encode(record))
         sink = MqttSink(to, WAIT_S, tmp_path / "bench out", log, err)
-        sink.publish(one, encode(one))
+        sink.publish(record, encode(record))
         sink.end()
     program_, verb, *arguments = shlex.split(err.getvalue().splitlines()[-1])
     assert (program_, verb) == ("benchd", "replay")

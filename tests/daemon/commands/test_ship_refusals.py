@@ -12,11 +12,11 @@ from benchd.daemon.commands import ship, verify
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.machine.lock import Busy, MachineLock
 from benchd.daemon.measuring import plan
-from benchd.daemon.measuring.plan import Planned
+from benchd.daemon.measuring.plan import PlannedCase
 from benchd.daemon.records import Case
 from benchd.daemon.runtimes import PACKAGES
 from benchd.daemon.shipping import manifest, race, verifying
-from benchd.daemon.shipping.race_limits import Asked
+from benchd.daemon.shipping.race_limits import ShipLimits
 
 
 @pytest.mark.parametrize(
@@ -39,10 +39,10 @@ from benchd.daemon.shipping.race_limits import Asked
     ],
 )
 def test_bad_input_says_what_to_do(tmp_path, arguments, kind, words):
-    found = CliRunner().invoke(ship.app, [*arguments, "--output", str(tmp_path / "out")]).exception
-    assert isinstance(found, kind)
-    assert words in str(found)
-    assert "\n" not in str(found)
+    error = CliRunner().invoke(ship.app, [*arguments, "--output", str(tmp_path / "out")]).exception
+    assert isinstance(error, kind)
+    assert words in str(error)
+    assert "\n" not in str(error)
     assert not list(tmp_path.iterdir())
 
 
@@ -55,21 +55,21 @@ def test_bad_input_says_what_to_do(tmp_path, arguments, kind, words):
     ids=["a module", "a trained model"],
 )
 def test_a_limit_of_accuracy_races_what_measures_it(tmp_path, monkeypatch, arguments, images):
-    found = []
+    entries = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ship, "Session", lambda *_, **__: nullcontext())
-    monkeypatch.setattr(ship, "_ship", lambda session, candidates, *_, **__: found.extend(candidates) or 0)
+    monkeypatch.setattr(ship, "_ship", lambda session, candidates, *_, **__: entries.extend(candidates) or 0)
     (tmp_path / "net.py").write_text("def build(): ...\n")
     done = CliRunner().invoke(ship.app, [*arguments, "--max-drop", "1%", "--device", "cpu", "--output", "out"])
     assert done.exit_code == 0, done.exception
-    assert {one.inputs.accuracy for one in found} == {images}
+    assert {entry.inputs.accuracy for entry in entries} == {images}
 
 
 def shipped(folder, *, page=False):
     """Ship a case into the folder, as after the command line was read."""
-    candidates = [Planned(Case(model="square"), "ship", race.LIMITS, True, None)]
+    candidates = [PlannedCase(Case(model="square"), "ship", race.LIMITS, True, None)]
     with session(folder) as opened:
-        return ship._ship(opened, candidates, Asked(), 1.0, folder / "out", page=page, json=False)
+        return ship._ship(opened, candidates, ShipLimits(), 1.0, folder / "out", page=page, json=False)
 
 
 def test_a_busy_machine_leaves_the_log_of_the_race_that_runs_as_it_is(tmp_path, monkeypatch):
@@ -87,10 +87,10 @@ def test_int8_inside_torch_is_left_out_and_says_why(tmp_path, monkeypatch):
         "inspect",
         lambda device: plan.Machine("cpu", True, packages=frozenset(PACKAGES)),
     )
-    found = CliRunner().invoke(ship.app, ["vim_tiny", "--variants", "int8", "--output", str(tmp_path / "out")])
-    assert isinstance(found.exception, NotAvailable)
-    assert "not int8: int8 within PyTorch " in found.stderr
-    assert found.stderr.count("\n") == 1
+    result = CliRunner().invoke(ship.app, ["vim_tiny", "--variants", "int8", "--output", str(tmp_path / "out")])
+    assert isinstance(result.exception, NotAvailable)
+    assert "not int8: int8 within PyTorch " in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(("given", "device"), [([], "cpu"), (["--device", "cuda"], "cuda")])

@@ -66,5 +66,5 @@ def test_what_waits_is_sent_with_3_1_1_and_heard(port, device_id, tmp_path):
             while not {Topics(device_id).result(run_id) for run_id in ("r1", "r2")} <= heard:
                 arrived = feed.batch(WAIT_S)
                 feed.acknowledge(arrived)
-                heard |= {one.topic for one in arrived}
+                heard |= {message.topic for message in arrived}
         wait_for(lambda: progress(link) == (2, 0))

@@ -7,7 +7,7 @@ import pytest
 
 from benchd.daemon.delivery import commands
 from benchd.daemon.delivery.commands import BURST, MAX_BYTES, Gate
-from benchd.daemon.delivery.connection import Arrived
+from benchd.daemon.delivery.connection import IncomingMessage
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.records import SCENARIOS
 
@@ -21,7 +21,7 @@ def gate():
 
 
 def arrived(verb, body=b'{"id":"1"}', **fields):
-    return Arrived(**{"topic": f"benchd/v1/d/cmd/{verb}", "body": body, "arrived_s": 0.0} | fields)
+    return IncomingMessage(**{"topic": f"benchd/v1/d/cmd/{verb}", "body": body, "arrived_s": 0.0} | fields)
 
 
 def test_a_command_may_list_every_scenario_but_a_server():
@@ -68,9 +68,9 @@ def test_what_is_refused_says_why(gate, message, words):
     ],
 )
 def test_who_can_be_answered_is_told_of_every_refusal(gate, message):
-    found = gate.take(message, NOW_S, WALL_S)
-    assert found.refusal
-    assert (found.answer_to, found.correlation) == ("benchd/v1/d/resp/me/1", b"7")
+    command = gate.take(message, NOW_S, WALL_S)
+    assert command.refusal
+    assert (command.answer_to, command.correlation) == ("benchd/v1/d/resp/me/1", b"7")
 
 
 def test_what_the_broker_has_left_of_an_expiry_counts_from_its_arrival(gate):
@@ -89,10 +89,10 @@ def test_a_repetition_is_refused_for_a_day_and_over_a_restart(gate):
 
 
 def test_a_flood_is_refused_once_and_the_memory_stays_bounded(gate):
-    found = [gate.take(arrived("status", b'{"id":"%d"}' % n), NOW_S, WALL_S) for n in range(10_000)]
-    assert sum(one is not None and not one.refusal for one in found) == BURST
-    assert found[BURST].refusal.startswith("more than 2 commands per second")
-    assert found[BURST + 1 :] == [None] * (10_000 - BURST - 1)
+    parsed = [gate.take(arrived("status", b'{"id":"%d"}' % n), NOW_S, WALL_S) for n in range(10_000)]
+    assert sum(command is not None and not command.refusal for command in parsed) == BURST
+    assert parsed[BURST].refusal.startswith("more than 2 commands per second")
+    assert parsed[BURST + 1 :] == [None] * (10_000 - BURST - 1)
     assert not gate.take(arrived("status", b'{"id":"x"}'), NOW_S + 1, WALL_S).refusal
     for number in range(20_000):
         gate.take(arrived("status", b'{"id":"n%d"}' % number), NOW_S + number, WALL_S)
@@ -119,16 +119,16 @@ def test_a_flood_is_refused_once_and_the_memory_stays_bounded(gate):
 def test_no_answer_goes_where_a_message_wants_it(gate, topic):
     assert gate.take(arrived("status", response_topic=topic), NOW_S, WALL_S).answer_to is None
     named = arrived("status", b'{"id":"2","client":"me"}', response_topic=topic, correlation=b"7")
-    found = gate.take(named, NOW_S, WALL_S)
-    assert (found.answer_to, found.correlation) == ("benchd/v1/d/resp/me/2", b"7")
+    command = gate.take(named, NOW_S, WALL_S)
+    assert (command.answer_to, command.correlation) == ("benchd/v1/d/resp/me/2", b"7")
 
 
 def test_an_answer_goes_to_the_response_topic_with_its_correlation_or_to_the_client_s(gate):
-    asked = arrived("status", response_topic="benchd/v1/d/resp/me/7", correlation=b"\0\xff")
-    found = gate.take(asked, NOW_S, WALL_S)
-    assert (found.answer_to, found.correlation) == ("benchd/v1/d/resp/me/7", b"\0\xff")
-    found = gate.take(arrived("status", b'{"id":"2","client":"me"}'), NOW_S, WALL_S)
-    assert found.answer_to == "benchd/v1/d/resp/me/2"
+    message = arrived("status", response_topic="benchd/v1/d/resp/me/7", correlation=b"\0\xff")
+    command = gate.take(message, NOW_S, WALL_S)
+    assert (command.answer_to, command.correlation) == ("benchd/v1/d/resp/me/7", b"\0\xff")
+    command = gate.take(arrived("status", b'{"id":"2","client":"me"}'), NOW_S, WALL_S)
+    assert command.answer_to == "benchd/v1/d/resp/me/2"
     assert gate.take(arrived("status", b'{"id":"3","client":"a/#"}'), NOW_S, WALL_S).answer_to is None
 
 
@@ -145,5 +145,5 @@ def test_an_answer_goes_to_the_response_topic_with_its_correlation_or_to_the_cli
     ],
 )
 def test_a_device_accepts_only_commands_that_its_configuration_allows(allowed, verb, body, words):
-    found = Gate(TOPICS, allowed).take(arrived(verb, body), NOW_S, WALL_S)
-    assert not found.refusal if words is None else words in found.refusal
+    command = Gate(TOPICS, allowed).take(arrived(verb, body), NOW_S, WALL_S)
+    assert not command.refusal if words is None else words in command.refusal

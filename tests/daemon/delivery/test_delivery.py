@@ -61,10 +61,10 @@ class Listener:
 
     def heard_until(self, last, count):
         """Return at least `count` lines, up to the last one; some may have come twice."""
-        found = self.heard(count)
-        while last not in found:
-            found += self.heard(1)
-        return list(dict.fromkeys(found))
+        lines = self.heard(count)
+        while last not in lines:
+            lines += self.heard(1)
+        return list(dict.fromkeys(lines))
 
 
 def fresh_device():
@@ -208,17 +208,17 @@ def test_a_record_that_names_no_topic_and_one_that_no_collector_accepts_are_skip
 
 
 def test_a_damaged_line_is_left_out_and_the_cursor_goes_over_it(mosquitto, tmp_path):
-    told = []
-    with closing(Log(tmp_path / "records.jsonl", told.append)) as log:
+    reports = []
+    with closing(Log(tmp_path / "records.jsonl", reports.append)) as log:
         fill(log, "d", 2)
         with log.path.open("ab") as file:
             file.write(b"rubbish\n")
         assert send(log, mosquitto) == (2, 0, None)
-    with closing(Log(tmp_path / "records.jsonl", told.append)) as log:
+    with closing(Log(tmp_path / "records.jsonl", reports.append)) as log:
         assert send(log, mosquitto) == (2, 0, None)
         fill(log, "d", 1)
         assert send(log, mosquitto) == (3, 0, None)
-    assert all("a damaged line is skipped" in line for line in told)
+    assert all("a damaged line is skipped" in line for line in reports)
 
 
 class Taken:

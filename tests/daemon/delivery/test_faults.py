@@ -12,7 +12,7 @@ from links import add, linked, progress
 from proxy import PUBACK, PUBLISH, Cut, forward, kind, proxying
 from waiting import wait_for
 
-from benchd.daemon.delivery.broker import Ended, parse_url
+from benchd.daemon.delivery.broker import ConnectionEnded, parse_url
 from benchd.daemon.delivery.connection import connect
 
 RUNS = [f"r{number}" for number in range(150)]
@@ -94,7 +94,7 @@ def test_connections_that_fail_leave_no_descriptor_to_the_garbage_collector():
         hanging_up.start()
         left = []
         for _ in range(3):
-            with pytest.raises(Ended):
+            with pytest.raises(ConnectionEnded):
                 connect(broker, "d1", time.monotonic() + 60)
             left.append(len(list(Path("/proc/self/fd").iterdir())))
         hanging_up.join()

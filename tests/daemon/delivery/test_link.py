@@ -113,7 +113,7 @@ def test_of_more_commands_than_may_wait_the_first_are_kept(mosquitto, device_id,
             watcher.say(topics.command("list"), b"%d" % number)
         watcher.say(topics.of("status"), b"{}")  # no status of a device: the link says again that it is online
         watcher.until_status("online")
-        assert [int(one.body) for one in link.state.commands] == list(range(link_module.MAX_WAITING))
+        assert [int(command.body) for command in link.state.commands] == list(range(link_module.MAX_WAITING))
 
 
 def test_a_restarted_broker_gets_everything_again(device_id, tmp_path):
@@ -378,9 +378,9 @@ def test_results_survive_kills_of_every_part(device_id, tmp_path):
 
     def hear(watcher):
         message = watcher.until(lambda topic, _: "/result/" in topic)
-        found = json.loads(message.payload)
-        assert found["run_id"] == f"r{found['seq']}"
-        heard.add(found["seq"])
+        record = json.loads(message.payload)
+        assert record["run_id"] == f"r{record['seq']}"
+        heard.add(record["seq"])
 
     for attempt in range(1, 6):
         with running_broker(tmp_path, port=port) as broker, closing(Watcher(broker, device_id)) as watcher:

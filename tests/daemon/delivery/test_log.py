@@ -46,16 +46,18 @@ def test_each_line_begins_with_the_log_and_its_number_and_a_new_start_counts_on(
     again = opened(tmp_path / "records.jsonl")
     assert (again.id, again.last_seq) == (log.id, 2)
     assert again.append(body("d", "r3")) == 3
-    found = [msgspec.json.decode(line) for line in (tmp_path / "records.jsonl").read_bytes().splitlines()]
-    assert [(one["log"], one["seq"], one["run_id"]) for one in found] == [(log.id, n, f"r{n}") for n in (1, 2, 3)]
+    records = [msgspec.json.decode(line) for line in (tmp_path / "records.jsonl").read_bytes().splitlines()]
+    assert [(record["log"], record["seq"], record["run_id"]) for record in records] == [
+        (log.id, n, f"r{n}") for n in (1, 2, 3)
+    ]
     assert numbers(again, 1, 2) == [(2, "r2")]
 
 
 def test_another_process_that_wrote_meanwhile_is_counted(tmp_path):
-    one, other = (opened(tmp_path / "records.jsonl") for _ in range(2))
-    one.append(body("d", "r1"))
-    assert (other.append(body("d", "r2")), one.append(body("d", "r3"))) == (2, 3)
-    assert numbers(one) == [(1, "r1"), (2, "r2"), (3, "r3")]
+    log, other = (opened(tmp_path / "records.jsonl") for _ in range(2))
+    log.append(body("d", "r1"))
+    assert (other.append(body("d", "r2")), log.append(body("d", "r3"))) == (2, 3)
+    assert numbers(log) == [(1, "r1"), (2, "r2"), (3, "r3")]
 
 
 def test_a_line_truncated_by_a_crash_is_set_aside_and_reported_and_later_lines_are_read(tmp_path):
@@ -64,29 +66,29 @@ def test_a_line_truncated_by_a_crash_is_set_aside_and_reported_and_later_lines_a
     filled(path, 3)
     content = path.read_bytes()
     for size in range(0, len(content), 7):
-        told, cut = [], tmp_path / str(size) / "records.jsonl"
+        reports, cut = [], tmp_path / str(size) / "records.jsonl"
         cut.parent.mkdir()
         cut.write_bytes(content[:size])
         whole, _, torn = content[:size].rpartition(b"\n")
-        log = opened(cut, told.append)
+        log = opened(cut, reports.append)
         log.append(body("d", "next"))
-        kept = len(whole.splitlines())
-        assert numbers(log) == [*((n, f"r{n}") for n in range(1, kept + 1)), (kept + 1, "next")]
+        count = len(whole.splitlines())
+        assert numbers(log) == [*((n, f"r{n}") for n in range(1, count + 1)), (count + 1, "next")]
         aside = cut.with_name("records.jsonl.damaged")
         assert (aside.read_bytes() if aside.exists() else b"") == (torn + b"\n" if torn else b"")
         wanted = f"{cut}: the last line was truncated, perhaps by a power cut, and is now in records.jsonl.damaged"
-        assert told == [wanted] * bool(torn)
+        assert reports == [wanted] * bool(torn)
 
 
 @pytest.mark.parametrize("damage", [b"rubbish", b'{"log":"0000000000000000","seq":2,"run_id":"x"}', b'{"log":'])
 def test_a_damaged_line_is_reported_once_and_the_others_are_read(tmp_path, damage):
-    path, told = tmp_path / "records.jsonl", []
+    path, reports = tmp_path / "records.jsonl", []
     filled(path, 3)
     first, _, last = path.read_bytes().splitlines()
     path.write_bytes(b"\n".join([first, damage, last, b""]))
-    log = opened(path, told.append)
+    log = opened(path, reports.append)
     assert numbers(log) == numbers(log) == [(1, "r1"), (3, "r3")]
-    (line,) = told
+    (line,) = reports
     assert line.startswith(f"{path}: a damaged line is skipped")
 
 
@@ -102,14 +104,14 @@ def test_a_damaged_line_is_reported_once_and_the_others_are_read(tmp_path, damag
 def test_an_end_that_is_damaged_makes_no_other_log_of_the_file(tmp_path, monkeypatch, end, found):
     """As a file system leaves it that wrote the size before the content."""
     monkeypatch.setattr(module, "TAIL_BYTES", TAIL_BYTES)
-    path, told = tmp_path / "records.jsonl", []
+    path, reports = tmp_path / "records.jsonl", []
     log = filled(path, 3)
     with path.open("ab") as file:
         file.write(end)
-    again = opened(path, told.append)
+    again = opened(path, reports.append)
     again.append(body("d", "next"))
     assert (again.id, numbers(again)) == (log.id, [*((n, f"r{n}") for n in found), (4, "next")])
-    assert told
+    assert reports
 
 
 def test_numbers_go_on_across_archives_which_are_read_compressed_or_not(tmp_path):
@@ -144,15 +146,15 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_archive_is_reported_and_the_rest_is_read(tmp_path, damage):
-    told = []
-    log = filled(tmp_path / "records.jsonl", 2, told.append)
+    reports = []
+    log = filled(tmp_path / "records.jsonl", 2, reports.append)
     log.rotate(1)
     (archive,) = (tmp_path / "runs").iterdir()
     archive.with_name(f"{archive.name}.gz").write_bytes(damage(gzip.compress(archive.read_bytes())))
     archive.unlink()
     log.append(body("d", "r3"))
     assert numbers(log)[-1] == (3, "r3")
-    assert re.search(r"-1-2\.jsonl\.gz: a damaged archive .*; restore it from a copy", told[0])
+    assert re.search(r"-1-2\.jsonl\.gz: a damaged archive .*; restore it from a copy", reports[0])
 
 
 def test_a_reader_goes_on_where_it_was_while_the_file_is_rotated_and_grows(tmp_path):

@@ -23,10 +23,10 @@ def test_latest_is_flat_in_the_units_of_its_names():
 
 
 def test_latest_has_the_accuracy_flat_and_stays_small():
-    shown = messages.latest(made(accuracy=accuracy(lost=2)))
-    assert (shown.accuracy_value, shown.accuracy_drop) == (0.5, 0.02)
-    assert shown.accuracy_low < 0.5 < shown.accuracy_high
-    assert len(msgspec.json.encode(shown)) < 2048
+    latest = messages.latest(made(accuracy=accuracy(lost=2)))
+    assert (latest.accuracy_value, latest.accuracy_drop) == (0.5, 0.02)
+    assert latest.accuracy_low < 0.5 < latest.accuracy_high
+    assert len(msgspec.json.encode(latest)) < 2048
 
 
 def test_latest_of_a_failed_case_holds_nulls():

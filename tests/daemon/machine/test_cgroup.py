@@ -95,10 +95,10 @@ def group_of(quota_us):
 
 def test_a_real_quota_is_found_and_stops_what_needs_more():
     with group_of(2000) as processes:
-        told = subprocess.check_output([sys.executable, "-c", BUSY, processes], text=True)
+        output = subprocess.check_output([sys.executable, "-c", BUSY, processes], text=True)
         deadline = time.monotonic() + 10.0
         while processes.read_text() and time.monotonic() < deadline:
             time.sleep(0.01)
         counted = (processes.parent / "cpu.stat").read_text()
-    assert told == "0.02\n"
+    assert output == "0.02\n"
     assert "nr_throttled 0\n" not in counted

@@ -25,23 +25,36 @@ def tools(tmp_path, monkeypatch):
 
 def test_an_orin_nano(tmp_path, tools):
     tools("nvpmodel", "echo 'NV Power Mode: 25W'; echo 1")
-    found = describe("cuda", None, orin_nano(tmp_path), {"MALLOC_MMAP_MAX_": "0"})
-    assert (found.machine, found.os, found.kernel) == ("aarch64", "Ubuntu 22.04.5 LTS", "5.15.148-tegra")
-    assert (found.board, found.soc) == ("NVIDIA Jetson Orin Nano Developer Kit", "tegra234")
-    assert (found.cpu_model, found.cpu_governor, found.cpu_max_hz) == ("Cortex-A78AE", "schedutil", 1510.4e6)
-    assert (found.gpu, found.driver) == ("tegra234 integrated GPU", "L4T R36.4.3")
-    assert (found.power_mode, found.power_limit_w, found.clocks_locked) == ("25W", 25.0, False)
-    assert (found.l4t, found.jetpack) == ("R36.4.3", None)
-    assert found.memory_bytes == 7800000 * 1024
-    assert found.allocator["MALLOC_MMAP_MAX_"] == "0"
+    environment = describe("cuda", None, orin_nano(tmp_path), {"MALLOC_MMAP_MAX_": "0"})
+    assert (environment.machine, environment.os, environment.kernel) == (
+        "aarch64",
+        "Ubuntu 22.04.5 LTS",
+        "5.15.148-tegra",
+    )
+    assert (environment.board, environment.soc) == ("NVIDIA Jetson Orin Nano Developer Kit", "tegra234")
+    assert (environment.cpu_model, environment.cpu_governor, environment.cpu_max_hz) == (
+        "Cortex-A78AE",
+        "schedutil",
+        1510.4e6,
+    )
+    assert (environment.gpu, environment.driver) == ("tegra234 integrated GPU", "L4T R36.4.3")
+    assert (environment.power_mode, environment.power_limit_w, environment.clocks_locked) == ("25W", 25.0, False)
+    assert (environment.l4t, environment.jetpack) == ("R36.4.3", None)
+    assert environment.memory_bytes == 7800000 * 1024
+    assert environment.allocator["MALLOC_MMAP_MAX_"] == "0"
 
 
 def test_a_container_on_a_board_has_the_board_s_gpu_though_nvidia_smi_answers(tmp_path, tools):
     tools("nvidia-smi", "echo 'Orin (nvgpu), 595.78, [N/A]'")
     root = orin_nano(tmp_path)
     (root / "etc/nv_tegra_release").unlink()
-    found = describe("cuda", None, root)
-    assert (found.gpu, found.driver, found.l4t, found.is_tegra) == ("tegra234 integrated GPU", None, None, True)
+    environment = describe("cuda", None, root)
+    assert (environment.gpu, environment.driver, environment.l4t, environment.is_tegra) == (
+        "tegra234 integrated GPU",
+        None,
+        None,
+        True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,9 +69,9 @@ def test_the_orins(board, mode, power_limit_w, tmp_path, tools):
     tools("nvpmodel", f"echo 'NVPM WARN: fan mode is not set!'; echo 'NV Power Mode: {mode}'; echo 2")
     root = orin_nano(tmp_path)
     write(root, {"proc/device-tree/model": f"{board}\0", "sys/class/devfreq/17000000.gpu/governor": "nvhost_podgov\n"})
-    found = describe("cuda", None, root)
-    assert (found.board, found.power_mode, found.power_limit_w) == (board, mode, power_limit_w)
-    assert (found.gpu_governor, found.gpu_max_hz) == ("nvhost_podgov", 624.75e6)
+    environment = describe("cuda", None, root)
+    assert (environment.board, environment.power_mode, environment.power_limit_w) == (board, mode, power_limit_w)
+    assert (environment.gpu_governor, environment.gpu_max_hz) == ("nvhost_podgov", 624.75e6)
 
 
 def test_what_jetpack_installed_is_told_where_no_wheel_brings_it(tmp_path, tools, monkeypatch):
@@ -78,9 +91,9 @@ def test_what_jetpack_installed_is_told_where_no_wheel_brings_it(tmp_path, tools
     removed = "Package: libnvinfer8\nStatus: deinstall ok config-files\nVersion: 8.5.2-1\n"
     write(tmp_path, {"var/lib/dpkg/status": "\n".join([*stanzas, removed])})
     monkeypatch.setattr(sys, "path", [])  # no wheel is installed
-    found = describe("cuda", None, orin_nano(tmp_path))
-    assert found.jetpack == "6.2.1+b38"
-    libraries = {name: found.versions[name] for name in ("cuda", "cudnn", "tensorrt")}
+    environment = describe("cuda", None, orin_nano(tmp_path))
+    assert environment.jetpack == "6.2.1+b38"
+    libraries = {name: environment.versions[name] for name in ("cuda", "cudnn", "tensorrt")}
     assert libraries == {"cuda": "12.6.68-1", "cudnn": "9.3.0.75-1", "tensorrt": "10.3.0.30-1+cuda12.5"}
 
 
@@ -92,9 +105,9 @@ def test_the_thermal_state(tmp_path, tools):
     write(tmp_path, {f"{thermal}/thermal_zone9/type": "soc2-thermal"})  # its reading fails
     for i, (name, level) in enumerate([("pwm-fan", "2"), ("cpufreq-cpu0", "0"), ("devfreq-17000000.gpu", "3")]):
         write(tmp_path, {f"{thermal}/cooling_device{i}/type": name, f"{thermal}/cooling_device{i}/cur_state": level})
-    found = describe("cpu", None, tmp_path)
-    assert found.temperature_c == {"cpu-thermal": 47.0, "gpu-thermal": 44.531}
-    assert found.cooling == {"pwm-fan": 2, "devfreq-17000000.gpu": 3}
+    environment = describe("cpu", None, tmp_path)
+    assert environment.temperature_c == {"cpu-thermal": 47.0, "gpu-thermal": 44.531}
+    assert environment.cooling == {"pwm-fan": 2, "devfreq-17000000.gpu": 3}
 
 
 @pytest.mark.parametrize("governor", ["performance", "schedutil"])
@@ -111,20 +124,29 @@ def test_jetson_clocks_locks_cpu_and_gpu(governor, tmp_path, tools):
 
 def test_a_desktop(tmp_path, tools):
     tools("nvidia-smi", "echo 'NVIDIA GeForce RTX 4090, 560.35.03, 450.00 W'; echo 'NVIDIA RTX 3060, 560.35.03, 170 W'")
-    found = describe("cuda", 4, desktop(tmp_path))
-    assert (found.os, found.board, found.soc) == ("Debian GNU/Linux 12 (bookworm)", "ASRock X570 Taichi", None)
-    assert found.cpu_model == "AMD Ryzen 7 5800X 8-Core Processor"
-    assert (found.gpu, found.driver) == ("NVIDIA GeForce RTX 4090", "560.35.03")
-    assert (found.cpu_governor, found.cpu_max_hz, found.clocks_locked) == (None, None, None)
-    assert (found.power_mode, found.power_limit_w, found.threads) == ("balanced", 450.0, 4)
-    assert (found.l4t, found.jetpack, found.gpu_governor, found.gpu_max_hz) == (None, None, None, None)
+    environment = describe("cuda", 4, desktop(tmp_path))
+    assert (environment.os, environment.board, environment.soc) == (
+        "Debian GNU/Linux 12 (bookworm)",
+        "ASRock X570 Taichi",
+        None,
+    )
+    assert environment.cpu_model == "AMD Ryzen 7 5800X 8-Core Processor"
+    assert (environment.gpu, environment.driver) == ("NVIDIA GeForce RTX 4090", "560.35.03")
+    assert (environment.cpu_governor, environment.cpu_max_hz, environment.clocks_locked) == (None, None, None)
+    assert (environment.power_mode, environment.power_limit_w, environment.threads) == ("balanced", 450.0, 4)
+    assert (environment.l4t, environment.jetpack, environment.gpu_governor, environment.gpu_max_hz) == (
+        None,
+        None,
+        None,
+        None,
+    )
 
 
 def test_the_gpu_that_is_measured_is_the_one_that_is_told(tmp_path, tools):
     second, first = "echo 'NVIDIA RTX 3060, 560.35.03, 170 W'", "echo 'NVIDIA H200, 560.35.03, 700 W'"
     tools("nvidia-smi", f'case "$*" in *--id=GPU-1a2b*) {second};; *) {first};; esac')
-    found = describe("cuda", 4, desktop(tmp_path), gpu_uuid="GPU-1a2b")
-    assert (found.gpu, found.power_limit_w) == ("NVIDIA RTX 3060", 170.0)
+    environment = describe("cuda", 4, desktop(tmp_path), gpu_uuid="GPU-1a2b")
+    assert (environment.gpu, environment.power_limit_w) == ("NVIDIA RTX 3060", 170.0)
     assert describe("cuda", 4, tmp_path).gpu == "NVIDIA H200"
 
 
@@ -161,12 +183,12 @@ def test_the_gpu_that_is_measured_is_the_one_that_is_told(tmp_path, tools):
 )
 def test_a_record_names_what_changes_a_time_and_neither_secrets_nor_folders(name, value, shown):
     ours = {"MALLOC_MMAP_MAX_": "0"}
-    found = variables({name: value}, ours).get(name)
+    recorded = variables({name: value}, ours).get(name)
     if shown == "#":
-        assert len(found) == 9
-        assert found != variables({name: value + "x"}, ours)[name]
+        assert len(recorded) == 9
+        assert recorded != variables({name: value + "x"}, ours)[name]
     else:
-        assert found == shown
+        assert recorded == shown
 
 
 CPU = "sys/devices/system/cpu"
@@ -212,8 +234,8 @@ def test_the_limits_of_a_cgroup_of_version_1(tmp_path, tools):
             f"{folder}/memory/memory.limit_in_bytes": "9223372036854771712\n",
         },
     )
-    found = describe("cpu", None, tmp_path).system
-    assert (found["cpu_limit"], found["cpuset"], found["memory_limit"]) == ("0.6 CPUs", "0-1", "none")
+    system = describe("cpu", None, tmp_path).system
+    assert (system["cpu_limit"], system["cpuset"], system["memory_limit"]) == ("0.6 CPUs", "0-1", "none")
 
 
 def test_the_command_line_has_no_folders_and_no_password(tmp_path, tools, monkeypatch):
@@ -224,13 +246,13 @@ def test_the_command_line_has_no_folders_and_no_password(tmp_path, tools, monkey
 
 
 def test_this_machine():
-    found = describe("cpu", None)
-    assert found.fingerprint == fingerprint(found) == describe("cpu", None).fingerprint
-    assert found.cpu_count == len(os.sched_getaffinity(0))
-    assert found.kernel == os.uname().release
-    assert found.versions["python"] == sys.version.split()[0].rstrip("+")
-    assert {"benchd", "torch", "numpy", "msgspec"} <= set(found.versions)
-    assert found.memory_bytes > 2**20
+    environment = describe("cpu", None)
+    assert environment.fingerprint == fingerprint(environment) == describe("cpu", None).fingerprint
+    assert environment.cpu_count == len(os.sched_getaffinity(0))
+    assert environment.kernel == os.uname().release
+    assert environment.versions["python"] == sys.version.split()[0].rstrip("+")
+    assert {"benchd", "torch", "numpy", "msgspec"} <= set(environment.versions)
+    assert environment.memory_bytes > 2**20
 
 
 @pytest.mark.parametrize(
@@ -253,16 +275,18 @@ def test_this_machine():
     ids=lambda change: next(iter(change)),
 )
 def test_the_fingerprint_tells_what_makes_a_difference(change, tmp_path, tools):
-    found = describe("cpu", None, orin_nano(tmp_path))
-    assert fingerprint(msgspec.structs.replace(found, **change)) != found.fingerprint
+    environment = describe("cpu", None, orin_nano(tmp_path))
+    assert fingerprint(msgspec.structs.replace(environment, **change)) != environment.fingerprint
 
 
 def test_the_fingerprint_leaves_out_what_makes_none(tmp_path, tools):
-    found = stamped(msgspec.structs.replace(describe("cpu", None, orin_nano(tmp_path)), swap_bytes=3900000 * 1024))
+    environment = stamped(
+        msgspec.structs.replace(describe("cpu", None, orin_nano(tmp_path)), swap_bytes=3900000 * 1024)
+    )
     same = msgspec.structs.replace(
-        found,
-        memory_bytes=found.memory_bytes - 2**20,
-        swap_bytes=found.swap_bytes - 2**19,
+        environment,
+        memory_bytes=environment.memory_bytes - 2**20,
+        swap_bytes=environment.swap_bytes - 2**19,
         driver="another",
         gpu="another",
         gpu_governor="another",
@@ -275,19 +299,19 @@ def test_the_fingerprint_leaves_out_what_makes_none(tmp_path, tools):
         command="benchd run",
         affinity="0",
     )
-    assert fingerprint(same) == found.fingerprint
-    on_gpu = msgspec.structs.replace(found, device="cuda")
+    assert fingerprint(same) == environment.fingerprint
+    on_gpu = msgspec.structs.replace(environment, device="cuda")
     for change in ({"driver": "another"}, {"power_limit_w": 7.0}, {"gpu_max_hz": 1.0}):
         assert fingerprint(on_gpu) != fingerprint(msgspec.structs.replace(on_gpu, **change))
 
 
 @pytest.mark.parametrize("ours", [{"versions": {"benchd": "9"}}, {"software": {"benchd_sources": "a1"}}])
 def test_an_upgrade_of_benchd_changes_the_second_part_alone(ours, tmp_path, tools):
-    found = msgspec.structs.replace(describe("cpu", None, tmp_path), versions={"benchd": "1"}, software={})
-    one, other = (stamped(made) for made in (found, msgspec.structs.replace(found, **ours)))
-    assert one.fingerprint != other.fingerprint
-    assert one.comparable_part == other.comparable_part
-    assert list(differences(one, other)) == []
+    environment = msgspec.structs.replace(describe("cpu", None, tmp_path), versions={"benchd": "1"}, software={})
+    before, after = (stamped(side) for side in (environment, msgspec.structs.replace(environment, **ours)))
+    assert before.fingerprint != after.fingerprint
+    assert before.comparable_part == after.comparable_part
+    assert list(differences(before, after)) == []
 
 
 def stamped(environment):

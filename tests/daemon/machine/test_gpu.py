@@ -125,6 +125,6 @@ def test_a_driver_that_does_not_start(code, remedy, tmp_path):
 def test_no_library(tmp_path):
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
     (tmp_path / "libnvidia-ml.so.1").write_text("no library")
-    said = resolve("cuda", os.environ | {"LD_LIBRARY_PATH": str(tmp_path)})
-    assert "install the NVIDIA driver" in said
-    assert "not on a Jetson" in said  # whose own driver Ubuntu's would replace
+    reason = resolve("cuda", os.environ | {"LD_LIBRARY_PATH": str(tmp_path)})
+    assert "install the NVIDIA driver" in reason
+    assert "not on a Jetson" in reason  # whose own driver Ubuntu's would replace

@@ -44,12 +44,12 @@ def locked_by_other(path):
 
 
 def test_a_second_process_is_told_who_holds_the_lock_and_what_to_do(holder, path):
-    with pytest.raises(NotAvailable) as told, MachineLock(path):
+    with pytest.raises(NotAvailable) as error, MachineLock(path):
         pass
-    assert "measured by `-X mqtt://broker -c" in str(told.value)
-    assert f"…` (process {holder.pid}); wait until that ends" in str(told.value)
-    assert "wait" in str(told.value)
-    assert "\n" not in str(told.value)
+    assert "measured by `-X mqtt://broker -c" in str(error.value)
+    assert f"…` (process {holder.pid}); wait until that ends" in str(error.value)
+    assert "wait" in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_the_lock_is_free_when_its_holder_ends(holder, path):

@@ -71,8 +71,10 @@ def terminal():
 
 
 def test_where_nobody_answers_a_busy_machine_is_said_with_its_remedy(monkeypatch, wake):
-    said = begun(monkeypatch, wake)
-    assert said == "BUSY MACHINE: other processes use 1.5 CPUs, so times may be far too long (--quiet-for 30s waits)\n"
+    output = begun(monkeypatch, wake)
+    assert (
+        output == "BUSY MACHINE: other processes use 1.5 CPUs, so times may be far too long (--quiet-for 30s waits)\n"
+    )
     assert "use 1 CPU, so" in begun(monkeypatch, wake, cpus=1.0)
     assert begun(monkeypatch, wake, cpus=0.1) == ""
 
@@ -87,9 +89,9 @@ def test_nothing_is_asked_where_the_wait_was_given(monkeypatch, terminal, given,
 @pytest.mark.parametrize(("typed", "last"), [("g\n", quiet.QUESTION), ("no\nwait\n", "waiting until")])
 def test_a_person_is_asked_until_the_answer_is_one(monkeypatch, wake, terminal, typed, last):
     os.write(terminal[0], typed.encode())
-    said = begun(monkeypatch, wake, terminal[1])
-    assert said.count(quiet.QUESTION) == typed.count("\n")
-    assert said.splitlines()[-1].startswith(last)
+    output = begun(monkeypatch, wake, terminal[1])
+    assert output.count(quiet.QUESTION) == typed.count("\n")
+    assert output.splitlines()[-1].startswith(last)
 
 
 @pytest.mark.parametrize("typed", ["s\n", "\x04"])

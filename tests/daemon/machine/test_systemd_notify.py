@@ -26,11 +26,11 @@ def test_what_came_over_the_network_is_one_line_to_systemd_and_to_the_log(heard,
     text = "boot x\nWATCHDOG=trigger\0\x1b[2J\u2028\ud800" + "y" * 5000
     with closing(Notifier()) as notifier:
         notifier.status(text)
-        said = heard()
-        assert said.startswith("STATUS=boot x WATCHDOG=trigger  [2J  y")
-        assert len(said) < 1100
+        message = heard()
+        assert message.startswith("STATUS=boot x WATCHDOG=trigger  [2J  y")
+        assert len(message) < 1100
     log(text)
-    assert capsys.readouterr().err == f"{said.removeprefix('STATUS=')}\n"
+    assert capsys.readouterr().err == f"{message.removeprefix('STATUS=')}\n"
 
 
 def test_a_systemd_that_does_not_read_never_blocks_the_service(heard):

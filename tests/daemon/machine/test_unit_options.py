@@ -97,9 +97,9 @@ def test_a_group_that_the_unit_lacks_is_named(root):
     (root / "run/jtop.sock").chmod(0o660)
     os.chown(root / "run/jtop.sock", -1, GROUP.gr_gid)
     (root / "sys/class/powercap/intel-rapl:0/energy_uj").chmod(0o400)
-    found = reasons(root)
-    assert found["jtop.sock"] == f"SupplementaryGroups= lacks {GROUP.gr_name}"
-    assert "only its owner" in found["energy_uj"]
+    by_name = reasons(root)
+    assert by_name["jtop.sock"] == f"SupplementaryGroups= lacks {GROUP.gr_name}"
+    assert "only its owner" in by_name["energy_uj"]
     drop_in(root, f"SupplementaryGroups={GROUP.gr_name}")
     assert reasons(root)["jtop.sock"] is None
 

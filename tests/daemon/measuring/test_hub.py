@@ -89,10 +89,10 @@ def test_it_is_a_model_by_name_a_module_and_the_model_of_a_suite(at):
     net(at / "org" / "net")
     own = user_model.module("hf:org/net", ["input_ids=int64:16:0-9"])
     assert (own.model, own.named.path, own.named.folder) == ("hf:org/net", "hf:org/net", "")
-    here = Machine("cpu", has_cxx=True)
+    machine = Machine("cpu", has_cxx=True)
     for suite in (Suite(models=["hf:org/net"]), Suite(module="hf:org/net")):
-        cases = [entry.case for entry in plan.plan([suite], LimitsConfig(), here)]
+        cases = [entry.case for entry in plan.plan([suite], LimitsConfig(), machine)]
         assert {case.case_id for case in cases} >= {"hf_org_net,eager,b1", "hf_org_net,onnxruntime,b1"}
         assert {case.model for case in cases} == {"hf:org/net"}
     with pytest.raises(UsageError, match="must be the only model"):
-        plan.plan([Suite(models=["hf:org/net", "square"])], LimitsConfig(), here)
+        plan.plan([Suite(models=["hf:org/net", "square"])], LimitsConfig(), machine)

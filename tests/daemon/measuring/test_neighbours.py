@@ -58,15 +58,15 @@ def test_a_case_is_measured_beside_another(tmp_path, monkeypatch):
     assert "measure" in names(stages)
     (record,) = supervisor.records
     assert record.status == "ok", record.reason
-    found = record.beside
-    assert (found.case_id, found.rate_hz) == ("square,eager,b1,size=16", 50.0)
-    assert found.releases == pytest.approx(50 * record.processes[0].window.seconds, abs=1)
-    assert found.timing.runs <= found.releases
-    assert found.misses >= found.releases - found.timing.runs
-    assert record.processes[0].raw["beside_latency"].count >= found.timing.runs
+    neighbour = record.beside
+    assert (neighbour.case_id, neighbour.rate_hz) == ("square,eager,b1,size=16", 50.0)
+    assert neighbour.releases == pytest.approx(50 * record.processes[0].window.seconds, abs=1)
+    assert neighbour.timing.runs <= neighbour.releases
+    assert neighbour.misses >= neighbour.releases - neighbour.timing.runs
+    assert record.processes[0].raw["beside_latency"].count >= neighbour.timing.runs
     assert record.x_of_floor is None
     assert "x_of_floor" in record.missing
-    missed = f"{found.misses} of {found.releases} missed"
+    missed = f"{neighbour.misses} of {neighbour.releases} missed"
     assert f"beside square,eager,b1,size=16 at 50 Hz, {missed}" in scenario_note(record)
     assert decode(encode(record)) == record
 

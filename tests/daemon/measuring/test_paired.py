@@ -34,8 +34,8 @@ def test_processes_are_short_unless_the_user_chose_how_long_they_measure(case, p
 
 
 def sides(*cases, limits=None):
-    made = paired.planned_sides(Request(list(cases), "quick", 0.01), limits or LimitsConfig(), CPU)
-    return tuple(Side(entry, sys.executable, {}, False, entry.case.case_id, run=None) for entry in made)
+    entries = paired.planned_sides(Request(list(cases), "quick", 0.01), limits or LimitsConfig(), CPU)
+    return tuple(Side(entry, sys.executable, {}, False, entry.case.case_id, run=None) for entry in entries)
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def sides(*cases, limits=None):
     ],
 )
 def test_blocks_are_interleaved_on_a_cpu_alone(tmp_path, cases, device, limits, interleaved):
-    with session(tmp_path, machine=Machine(device, has_cxx=True)) as one:
-        assert paired._can_interleave(sides(*cases, limits=limits), Supervisor(one, [])) is interleaved
+    with session(tmp_path, machine=Machine(device, has_cxx=True)) as bench_session:
+        assert paired._can_interleave(sides(*cases, limits=limits), Supervisor(bench_session, [])) is interleaved
 
 
 @pytest.mark.parametrize(

@@ -150,8 +150,8 @@ def test_a_file_of_the_user_s_needs_onnx_runtime_in_every_runtime(variant, machi
     monkeypatch.setattr(plan, "has_gpu", lambda *root: True)
     case = Case(model="net", variant=Variant.parse(variant))
     assert plan.why_not(case, machine) is None
-    told = "the reference for an ONNX file is its own run in ONNX Runtime: the package onnxruntime is not installed"
-    assert str(plan.why_not(case, machine, user_onnx=True)).startswith(told)
+    reason = "the reference for an ONNX file is its own run in ONNX Runtime: the package onnxruntime is not installed"
+    assert str(plan.why_not(case, machine, user_onnx=True)).startswith(reason)
 
 
 def test_a_module_of_your_own_is_the_only_model_and_takes_no_options():
@@ -300,7 +300,7 @@ def test_a_sustained_run_is_long_and_one_and_a_cold_start_is_many_processes():
     assert periodic == plan.PRESETS["standard"]
     given = msgspec.structs.replace(suite, processes=2)
     limits = [entry.limits for entry in plan.plan([given], LimitsConfig(measure_cap_s=9.0), CPU)]
-    assert [one.processes for one in limits] == [2, 2, 2]
+    assert [limit.processes for limit in limits] == [2, 2, 2]
     assert limits[0].rule.cap_s == 9.0
 
 

@@ -122,10 +122,14 @@ def test_a_worker_with_an_endless_line_or_log_is_ended_at_its_deadline(tmp_path)
     """And is listened to meanwhile: the service attends to its watchdog and its signals."""
     worker = without_torch(tmp_path, "while True: [os.write(1, b'x' * 2**20), os.write(pipe, b'x' * 2**16)]")
     given, attended = job(tmp_path, limits=msgspec.structs.replace(TINY, build_deadline_s=3.0)), []
-    here = sessions_made.session(tmp_path)
-    here.attend = lambda: attended.append((tmp_path / "logs" / "run.log").stat().st_size)
-    with here, here.measuring(), process.Worker(given, tmp_path / "logs" / "run.log", worker) as running:
-        while not (ended := here.follow(running, running.remaining_s(), "too long")):
+    bench_session = sessions_made.session(tmp_path)
+    bench_session.attend = lambda: attended.append((tmp_path / "logs" / "run.log").stat().st_size)
+    with (
+        bench_session,
+        bench_session.measuring(),
+        process.Worker(given, tmp_path / "logs" / "run.log", worker) as running,
+    ):
+        while not (ended := bench_session.follow(running, running.remaining_s(), "too long")):
             pass
         assert running.outcome(*ended).process.status == "timeout"
     assert len(attended) > 10
@@ -162,9 +166,9 @@ def test_what_a_killed_worker_leaves_in_the_temporary_folder_is_removed_once_no_
     tmp_path = tmp_path_factory.mktemp("t")  # a socket's path is short
     headers = tmp_path / "cache" / "tmp" / "torchinductor_me"
     headers.mkdir(parents=True)
-    made = "import tempfile; tempfile.mkstemp(); open(tempfile.mkdtemp() + '/model', 'w').close()"
+    code = "import tempfile; tempfile.mkstemp(); open(tempfile.mkdtemp() + '/model', 'w').close()"
     killed, other = tmp_path / "killed", tmp_path / "other"
-    for folder, ends in ((killed, f"{made}; os.kill(os.getpid(), 9)"), (other, "import time; time.sleep(1000)")):
+    for folder, ends in ((killed, f"{code}; os.kill(os.getpid(), 9)"), (other, "import time; time.sleep(1000)")):
         folder.mkdir()
         without_torch(folder, ends)
     given = job(tmp_path, module=user_module(tmp_path))
@@ -207,8 +211,8 @@ def test_a_compiler_that_fails_makes_custom_kernels_unsupported_and_says_what_to
 def test_the_heap_is_kept_on_a_cpu_alone_and_the_record_says_so(device, kept, tmp_path):
     environment = process.environment(device, str(tmp_path), None)
     assert {name: value for name, value in environment.items() if name == "MALLOC_MMAP_MAX_"} == kept
-    told = plan.Machine(device, has_cxx=True).environment().allocator
-    assert told == {name: value for name, value in environment.items() if name.startswith("MALLOC_")}
+    allocator = plan.Machine(device, has_cxx=True).environment().allocator
+    assert allocator == {name: value for name, value in environment.items() if name.startswith("MALLOC_")}
 
 
 @pytest.mark.parametrize(("fails", "deadline_s"), [("time.sleep(1000)", 0.0), ("os._exit(3)", WAIT_S)])

@@ -68,11 +68,11 @@ def check(passed, share):
 
 
 def test_one_process_keeps_its_own_interval():
-    one = record(outcome(timing=timing(5.0)))
-    assert one.timing == timing(5.0)
-    assert one.timing.interval_basis == "within_process"
-    assert one.throughput_per_s == pytest.approx(800.0)
-    assert one.throughput_basis == "batch_over_median"
+    result = record(outcome(timing=timing(5.0)))
+    assert result.timing == timing(5.0)
+    assert result.timing.interval_basis == "within_process"
+    assert result.throughput_per_s == pytest.approx(800.0)
+    assert result.throughput_basis == "batch_over_median"
 
 
 def test_several_processes_give_an_interval_between_them():
@@ -109,24 +109,24 @@ def test_the_worst_process_s_percentile_stands_and_one_without_it_leaves_none():
     [(["ok", "failed"], "failed"), (["ok", "timeout"], "timeout"), (["ok", "aborted"], "aborted"), (["ok"], "ok")],
 )
 def test_the_worst_status_decides_and_brings_its_reason(statuses, worst):
-    made = record(*(outcome(status, reason=f"because {status}") for status in statuses))
-    assert (made.status, made.reason) == (worst, f"because {worst}")
+    result = record(*(outcome(status, reason=f"because {status}") for status in statuses))
+    assert (result.status, result.reason) == (worst, f"because {worst}")
 
 
 def test_a_case_whose_processes_ran_other_models_fails():
-    one, other = (msgspec.structs.replace(VIM, read={"net.py": digest}) for digest in ("ab", "cd"))
-    assert record(outcome(timing=timing(), model=one), outcome(timing=timing(), model=one)).status == "ok"
-    made = record(outcome(timing=timing(), model=one), outcome(timing=timing(), model=other))
-    assert (made.status, made.timing) == ("failed", None)
-    assert made.reason.startswith("different code or data: net.py changed; ")
+    first, second = (msgspec.structs.replace(VIM, read={"net.py": digest}) for digest in ("ab", "cd"))
+    assert record(outcome(timing=timing(), model=first), outcome(timing=timing(), model=first)).status == "ok"
+    result = record(outcome(timing=timing(), model=first), outcome(timing=timing(), model=second))
+    assert (result.status, result.timing) == ("failed", None)
+    assert result.reason.startswith("different code or data: net.py changed; ")
 
 
 def test_telemetry_is_pooled_over_processes():
     first = {"cpu_clock_hz": Summary(1e9, 2e9, 3e9, 10, "procfs"), "cpu_temp_c": Summary(40, 50, 60, 10, "thermal")}
     second = {"cpu_clock_hz": Summary(2e9, 4e9, 5e9, 30, "procfs")}
-    made = record(*(outcome(timing=timing(), telemetry=telemetry) for telemetry in (first, second)))
-    assert made.telemetry["cpu_clock_hz"] == Summary(1e9, 3.5e9, 5e9, 40, "procfs")
-    assert list(made.telemetry) == ["cpu_clock_hz", "cpu_temp_c"]
+    result = record(*(outcome(timing=timing(), telemetry=telemetry) for telemetry in (first, second)))
+    assert result.telemetry["cpu_clock_hz"] == Summary(1e9, 3.5e9, 5e9, 40, "procfs")
+    assert list(result.telemetry) == ["cpu_clock_hz", "cpu_temp_c"]
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def test_telemetry_is_pooled_over_processes():
     ],
 )
 def test_a_clock_that_is_low_from_start_to_end_is_flagged(metric, most_hz, flags):
-    one = outcome(timing=timing(), telemetry={metric: Summary(1.9e9, 2e9, 2.1e9, 9, "procfs")})
-    assert record(one, cpu_max_hz=most_hz).flags == flags
+    process = outcome(timing=timing(), telemetry={metric: Summary(1.9e9, 2e9, 2.1e9, 9, "procfs")})
+    assert record(process, cpu_max_hz=most_hz).flags == flags
 
 
 @pytest.mark.parametrize(
@@ -155,12 +155,12 @@ def test_a_clock_that_is_low_from_start_to_end_is_flagged(metric, most_hz, flags
     ],
 )
 def test_a_machine_that_others_use_is_flagged(online, percent, flags):
-    seen = {
+    telemetry = {
         "cpu_utilization_percent": Summary(0, percent, 100, 9, "procfs"),  # of all CPUs that are online
         "process_cpu_percent": Summary(0, 100, 100, 9, "procfs"),  # of one
     }
     system = {"online_cpus": online} if online else {}
-    assert record(outcome(timing=timing(), telemetry=seen), cpu_count=2, system=system).flags == flags
+    assert record(outcome(timing=timing(), telemetry=telemetry), cpu_count=2, system=system).flags == flags
 
 
 @pytest.mark.parametrize(
@@ -181,8 +181,8 @@ def test_times_that_depend_on_time_or_jump_are_flagged(fields, flags):
 def test_what_disturbs_more_than_a_fifth_of_the_blocks_is_flagged(disturbed, flags):
     times = BlocksResult(median_ms=5.0, low_ms=None, high_ms=None, blocks=10)
     reasons = [["throttled"]] * disturbed + [[]] * (10 - disturbed)
-    found = Interference(reasons=reasons, clean=times, as_experienced=times, all_flagged=False)
-    assert record(outcome(timing=timing(), interference=found)).flags == flags
+    interference = Interference(reasons=reasons, clean=times, as_experienced=times, all_flagged=False)
+    assert record(outcome(timing=timing(), interference=interference)).flags == flags
 
 
 @pytest.mark.parametrize(
@@ -202,8 +202,8 @@ def test_what_did_not_run_as_requested_is_flagged(facts, flags):
 def test_energy_is_of_all_processes_or_none():
     with_energy, without = outcome(timing=timing(), energy=ENERGY), outcome(timing=timing())
     assert record(with_energy).energy == ENERGY
-    made = record(with_energy, without)
-    assert (made.energy, made.missing["energy"]) == (None, "no_sensor")
+    result = record(with_energy, without)
+    assert (result.energy, result.missing["energy"]) == (None, "no_sensor")
 
 
 def test_energy_is_of_the_samples_in_the_window_above_those_in_its_rests():
@@ -220,14 +220,14 @@ def test_energy_is_of_the_samples_in_the_window_above_those_in_its_rests():
         case = Case(model="square", batch_size=4)
         return recording.with_samples(given, case, sampler, Machine("cpu", has_cxx=True), 0.05)
 
-    made = measured()
-    found = made.process.energy
-    assert (found.source, found.scope, made.missing.get("energy")) == ("fake", "module", None)
-    assert found.energy_j == pytest.approx(8.0 * window.seconds, rel=0.02)
-    assert found.gross_per_inference_j * 4 * timing().runs == pytest.approx(found.energy_j)
+    measurement = measured()
+    energy = measurement.process.energy
+    assert (energy.source, energy.scope, measurement.missing.get("energy")) == ("fake", "module", None)
+    assert energy.energy_j == pytest.approx(8.0 * window.seconds, rel=0.02)
+    assert energy.gross_per_inference_j * 4 * timing().runs == pytest.approx(energy.energy_j)
     served = measured(requests=requests(5.0, dropped=100), parts={"service": timing(1.0)}).process.energy
-    assert served.gross_per_inference_j * 4 * 900 == pytest.approx(found.energy_j), "not by those that were answered"
-    assert found.idle_w == pytest.approx(2.0)
+    assert served.gross_per_inference_j * 4 * 900 == pytest.approx(energy.energy_j), "not by those that were answered"
+    assert energy.idle_w == pytest.approx(2.0)
 
 
 def test_a_sensor_that_fails_within_the_window_is_named_with_its_reason_and_a_remedy():
@@ -238,8 +238,8 @@ def test_a_sensor_that_fails_within_the_window_is_named_with_its_reason_and_a_re
         Batch(samples=[], t_ns=10**9, cpu_s=0.0, ticks_ns=[1], flushes=0, failures=failures, power=[power])
     )
     ran = outcome(timing=timing(), window=Window(1, 10**9))
-    made = recording.with_samples(ran, Case(model="square"), sampler, Machine("cpu", has_cxx=True), 0.05)
-    assert made.missing["energy"].endswith(f"; fake: {failures['fake']}; run `benchd doctor`")
+    measurement = recording.with_samples(ran, Case(model="square"), sampler, Machine("cpu", has_cxx=True), 0.05)
+    assert measurement.missing["energy"].endswith(f"; fake: {failures['fake']}; run `benchd doctor`")
 
 
 def test_the_sensors_of_another_gpu_give_no_energy():
@@ -260,38 +260,38 @@ def test_it_is_said_if_no_source_tells_what_holds_the_clocks_of_the_device_down(
     sampler.samples.add(Batch(samples=[Sample(1, metric, 0.0, "fake")], t_ns=1, cpu_s=0.0, ticks_ns=[1], flushes=0))
     ran = outcome(timing=timing(), window=Window(0, 10**9))
     machine = Machine("cuda", has_cxx=True)
-    made = recording.with_samples(ran, Case(model="square"), sampler, machine, 0.1)
-    assert ("throttled" in made.missing) is is_missing
+    measurement = recording.with_samples(ran, Case(model="square"), sampler, machine, 0.1)
+    assert ("throttled" in measurement.missing) is is_missing
 
 
 def test_what_was_not_measured_is_null_with_a_reason():
-    made = record(outcome("unsupported", reason="no TensorRT"))
+    result = record(outcome("unsupported", reason="no TensorRT"))
     for name in ("timing", "energy", "occupancy", "x_of_floor"):
-        assert not getattr(made, name)
-        assert made.missing[name]
-    assert made.missing["energy"] == "no_sensor"
+        assert not getattr(result, name)
+        assert result.missing[name]
+    assert result.missing["energy"] == "no_sensor"
 
 
 def test_x_of_floor_is_the_median_over_the_floor_by_the_first_rates_of_the_pass():
-    made = record(outcome(timing=timing(30.0), model=VIM), probes=probes(2e12))
+    result = record(outcome(timing=timing(30.0), model=VIM), probes=probes(2e12))
     flops = cost("vim_tiny", {}, 4, "fp32", "inference").matrix_flops
-    assert made.x_of_floor == pytest.approx(30.0 / (1e3 * flops / 2e12))
-    assert made.floor.bound_by == "matrix"
-    assert made.probes == probes(2e12)
-    assert not {"x_of_floor", "floor", "probes"} & made.missing.keys()
+    assert result.x_of_floor == pytest.approx(30.0 / (1e3 * flops / 2e12))
+    assert result.floor.bound_by == "matrix"
+    assert result.probes == probes(2e12)
+    assert not {"x_of_floor", "floor", "probes"} & result.missing.keys()
 
 
 @pytest.mark.parametrize(("last", "moved"), [(2.05e12, False), (2.07e12, True), (1.95e12, False), (1.93e12, True)])
 def test_a_device_whose_rates_moved_in_a_pass_is_named(last, moved):
-    made = record(outcome(timing=timing(30.0), model=VIM, probes=probes(last)), probes=probes(2e12))
-    assert ("probes_moved" in made.flags) is moved
-    assert made.probes == probes(2e12)
+    result = record(outcome(timing=timing(30.0), model=VIM, probes=probes(last)), probes=probes(2e12))
+    assert ("probes_moved" in result.flags) is moved
+    assert result.probes == probes(2e12)
 
 
 @pytest.mark.parametrize(("rate", "flags"), [(1e9, ["faster_than_floor"]), (1e12, [])])
 def test_a_case_that_is_faster_than_its_floor_is_flagged(rate, flags):
-    made = record(outcome(timing=timing(100.0), model=VIM, probes=probes(rate)))
-    assert (made.flags, made.x_of_floor < 1) == (flags, bool(flags))
+    result = record(outcome(timing=timing(100.0), model=VIM, probes=probes(rate)))
+    assert (result.flags, result.x_of_floor < 1) == (flags, bool(flags))
 
 
 def test_an_occupancy_that_one_process_measured_is_not_missing():
@@ -299,8 +299,8 @@ def test_an_occupancy_that_one_process_measured_is_not_missing():
     ran = msgspec.structs.replace(outcome(timing=timing()), occupancy=occupied)
     refused = msgspec.structs.replace(outcome(timing=timing()), missing={"occupancy": "the profiler did not run"})
     assert record(refused).missing["occupancy"] == "the profiler did not run"
-    made = record(ran, refused)
-    assert (made.occupancy, "occupancy" in made.missing) == (occupied, False)
+    result = record(ran, refused)
+    assert (result.occupancy, "occupancy" in result.missing) == (occupied, False)
 
 
 def test_a_scenario_with_pauses_has_neither_throughput_nor_floor_and_adds_up_its_deadlines():
@@ -328,25 +328,25 @@ SERVER = Case(model="square", scenario="server", load=Load(deadline_ms=3.0))
 )
 def test_the_requests_of_processes_add_up_and_the_least_rate_counts(met, of_all):
     each = [requests(30.0, met=met[0], late=3), requests(20.0, met=met[1], dropped=7)]
-    found = record(*(outcome(timing=timing(5.0), requests=one) for one in each), case=SERVER)
-    total = found.requests
+    result = record(*(outcome(timing=timing(5.0), requests=served) for served in each), case=SERVER)
+    total = result.requests
     assert (total.rate_hz, total.met, total.arrivals_p) == (20.0, of_all, 0.2)
     assert (total.asked, total.answered, total.late, total.dropped) == (2000, 1990, 3, 7)
-    assert (found.throughput_per_s, found.x_of_floor) == (None, None)
+    assert (result.throughput_per_s, result.x_of_floor) == (None, None)
 
 
 def test_a_percentile_that_dropped_requests_hide_says_so():
-    found = record(outcome(timing=timing(5.0), requests=requests(30.0, dropped=200)), case=SERVER)
-    assert found.missing["timing.p99_ms"] == "200 of 1000 requests were dropped"
-    assert found.missing["timing.p999_ms"] == "needs 6636 runs per process, has 1000"
+    result = record(outcome(timing=timing(5.0), requests=requests(30.0, dropped=200)), case=SERVER)
+    assert result.missing["timing.p99_ms"] == "200 of 1000 requests were dropped"
+    assert result.missing["timing.p999_ms"] == "needs 6636 runs per process, has 1000"
 
 
 def test_a_median_that_dropped_requests_hide_has_no_interval_and_says_so():
     calm = outcome(timing=timing(5.0), requests=requests(30.0))
-    found = record(calm, outcome(timing=timing(6.0), requests=requests(30.0, dropped=500)), case=SERVER)
-    assert (found.timing.low_ms, found.timing.high_ms) == (None, None)
+    result = record(calm, outcome(timing=timing(6.0), requests=requests(30.0, dropped=500)), case=SERVER)
+    assert (result.timing.low_ms, result.timing.high_ms) == (None, None)
     words = "500 of 2000 requests were dropped: the times are those of the answered ones only"
-    assert found.missing["timing.median_ms"] == words
+    assert result.missing["timing.median_ms"] == words
     assert "timing.median_ms" not in record(calm, calm, case=SERVER).missing
 
 
@@ -358,9 +358,9 @@ def test_a_neighbour_s_frames_add_up_and_other_load_is_flagged_beside_it_too():
     }
     beside = NeighbourResult(case_id="vim_tiny,eager,b1", rate_hz=30.0, releases=30, misses=2, timing=timing(9.0))
     ended = outcome(timing=timing(5.0), beside=beside, telemetry=telemetry)
-    found = record(ended, ended, case=case)
-    assert (found.beside.releases, found.beside.misses, found.beside.timing.runs) == (60, 4, 1400)
-    assert "busy_machine" in found.flags
+    result = record(ended, ended, case=case)
+    assert (result.beside.releases, result.beside.misses, result.beside.timing.runs) == (60, 4, 1400)
+    assert "busy_machine" in result.flags
 
 
 def test_a_start_before_the_clock_was_set_is_dated_once_it_is():

@@ -49,14 +49,14 @@ def run(folder, entries, *, last=None, **fields):
 
 
 def test_each_round_has_one_process_of_each_and_rates_are_probed_in_the_first_and_the_last(tmp_path):
-    records, seen = run(tmp_path, planned())
-    assert [process for process, _ in seen] == [0, 0, 1, 1, 2, 2]
-    assert all({first[1], second[1]} == {"eager", "bf16"} for first, second in zip(seen[::2], seen[1::2], strict=True))
+    records, runs = run(tmp_path, planned())
+    assert [process for process, _ in runs] == [0, 0, 1, 1, 2, 2]
+    assert all({first[1], second[1]} == {"eager", "bf16"} for first, second in zip(runs[::2], runs[1::2], strict=True))
     assert [*records] == ["eager", "bf16"]
     rounds = zip(*([process.window for process in record.processes] for record in records.values()), strict=True)
     for early, late in pairwise(rounds):
         assert max(window.end_ns for window in early) < min(window.start_ns for window in late)
-    in_order = [records[name].processes[process] for process, name in seen]
+    in_order = [records[name].processes[process] for process, name in runs]
     assert [process.probes is not None for process in in_order] == [True] * 2 + [False] * 2 + [True] * 2
 
 
@@ -64,8 +64,8 @@ def test_each_case_of_an_own_module_has_a_floor_whoever_probed_the_rates(tmp_pat
     """The second of three cases with the same settings probes nothing."""
     own = user_model.module(user_module(tmp_path), [])
     entries = planned(own, models=[], options={}, variants=["eager"], batch_sizes=[1, 2, 3], processes=1)
-    with session(tmp_path, []) as one:
-        supervisor = Supervisor(one, entries)
+    with session(tmp_path, []) as bench_session:
+        supervisor = Supervisor(bench_session, entries)
         supervisor.run()
     assert [process.probes is not None for record in supervisor.records for process in record.processes].count(
         False
@@ -75,18 +75,18 @@ def test_each_case_of_an_own_module_has_a_floor_whoever_probed_the_rates(tmp_pat
 
 def test_one_that_fails_leaves_the_later_rounds(tmp_path):
     own = user_model.module(user_module(tmp_path, forward=HALF_FAILS), [])
-    records, seen = run(tmp_path, planned(own, models=[], options={}, processes=2))
+    records, runs = run(tmp_path, planned(own, models=[], options={}, processes=2))
     assert (records["bf16"].status, records["eager"].status) == ("failed", "ok")
     assert len(records["eager"].processes) == 2
-    assert sorted(seen) == [(0, "bf16"), (0, "eager"), (1, "eager")]
+    assert sorted(runs) == [(0, "bf16"), (0, "eager"), (1, "eager")]
 
 
 @pytest.mark.parametrize("needs_all", [False, True])
 def test_an_interrupt_ends_the_round(tmp_path, needs_all):
     """In the first process of the second round: the other case has one, and with `needs_all` that is too few."""
-    records, seen = run(tmp_path, planned(), last=3, needs_all=needs_all)
-    assert len(seen) == 3
-    running, waiting = records.pop(seen[-1][1]), records.popitem()[1]
+    records, runs = run(tmp_path, planned(), last=3, needs_all=needs_all)
+    assert len(runs) == 3
+    running, waiting = records.pop(runs[-1][1]), records.popitem()[1]
     assert [process.status for process in running.processes] == ["ok", "aborted"]
     assert waiting.status == ("aborted" if needs_all else "ok")
     assert waiting.processes[0].timing

@@ -3,7 +3,7 @@
 import pytest
 from sessions_made import session
 
-from benchd.daemon.measuring.plan import PRESETS, Planned
+from benchd.daemon.measuring.plan import PRESETS, PlannedCase
 from benchd.daemon.measuring.process import KILLED
 from benchd.daemon.measuring.protocol import Compare, Outcome, unmeasured
 from benchd.daemon.measuring.session import spare_cpu
@@ -26,7 +26,7 @@ def test_the_sampler_gets_a_cpu_that_the_case_does_not_compute_on(cpus, device, 
 
 
 def test_only_before_the_first_cold_start_another_fills_the_caches(tmp_path, monkeypatch):
-    planned, names = Planned(Case(model="square", scenario="cold_start"), "quick", PRESETS["quick"], True, None), []
+    planned, names = PlannedCase(Case(model="square", scenario="cold_start"), "quick", PRESETS["quick"], True, None), []
     monkeypatch.setattr(Supervisor, "_process", lambda _, turn: names.append(turn.name) or unmeasured("ok", None))
     for number in range(2):
         Supervisor(session(tmp_path), [planned]).process(Turn(planned, f"r1.{number}", number, Compare()))
@@ -47,5 +47,5 @@ def test_only_before_the_first_cold_start_another_fills_the_caches(tmp_path, mon
     ],
 )
 def test_a_batch_that_does_not_fit_ends_a_search_and_is_no_failure(status, reason, batch_size, wanted):
-    found = _end_of_search(Outcome(process=ProcessResult(status=status, reason=reason)), batch_size).process
-    assert (found.status, found.reason) == (wanted, reason)
+    process = _end_of_search(Outcome(process=ProcessResult(status=status, reason=reason)), batch_size).process
+    assert (process.status, process.reason) == (wanted, reason)

@@ -28,8 +28,8 @@ LIMITS = LimitsConfig(warm_up_cap_s=0.1, measure_cap_s=0.1, check_images=1)
 @pytest.fixture
 def opened(tmp_path):
     stages = Stages()
-    with session(tmp_path, [stages]) as one, one.measuring():
-        yield one, stages
+    with session(tmp_path, [stages]) as bench_session, bench_session.measuring():
+        yield bench_session, stages
 
 
 def entry(case="square,eager,b1,size=16", own=None):
@@ -58,7 +58,7 @@ def in_order(seen):
 
 def test_both_import_torch_before_the_first_is_measured_and_measure_one_after_the_other(opened):
     first, second, third = run(opened, entry(), count=3)
-    assert [one.process.status for one in (first, second, third)] == ["ok"] * 3
+    assert [outcome.process.status for outcome in (first, second, third)] == ["ok"] * 3
     assert opened[1].seen[:2] == [(0, "import"), (1, "import")]
     assert in_order(opened[1].seen[2:])
     assert first.process.window.end_ns < second.process.window.start_ns
@@ -110,22 +110,26 @@ def interleaved_entry(own=None, threads=None, cap_s=0.2):
 
 def windows(outcomes):
     """Return the window of each block with its process, in order of time."""
-    found = [(window, place) for place, one in enumerate(outcomes) for window in one.process.blocks.windows]
-    return sorted(found, key=lambda each: each[0].start_ns)
+    blocks = [(window, place) for place, outcome in enumerate(outcomes) for window in outcome.process.blocks.windows]
+    return sorted(blocks, key=lambda each: each[0].start_ns)
 
 
 def test_blocks_of_a_pair_alternate_in_an_order_drawn_anew_and_a_sink_hears_of_each_stage_once(opened):
     outcomes = run(opened, interleaved_entry(cap_s=paired.INTERLEAVED.cap_s))
-    assert [one.process.status for one in outcomes] == ["ok", "ok"]
-    found = windows(outcomes)
-    assert all(early.end_ns < late.start_ns for (early, _), (late, _) in pairwise(found))
-    common = min(len(one.process.blocks.medians_ms) for one in outcomes)
-    rounds = [tuple(place for _, place in found[2 * number : 2 * number + 2]) for number in range(common - 1)]
+    assert [outcome.process.status for outcome in outcomes] == ["ok", "ok"]
+    blocks = windows(outcomes)
+    assert all(early.end_ns < late.start_ns for (early, _), (late, _) in pairwise(blocks))
+    common = min(len(outcome.process.blocks.medians_ms) for outcome in outcomes)
+    rounds = [tuple(place for _, place in blocks[2 * number : 2 * number + 2]) for number in range(common - 1)]
     assert {*rounds} == {(0, 1), (1, 0)} or len(rounds) < 20  # both within 20 but for one pair in a million
-    for one in outcomes:
-        assert one.process.measured_s == pytest.approx(sum(window.seconds for window in one.process.blocks.windows))
-        assert one.process.throughput_per_s == pytest.approx(one.process.timing.runs / one.process.measured_s)
-        assert "warm_up_not_steady" not in one.flags
+    for outcome in outcomes:
+        assert outcome.process.measured_s == pytest.approx(
+            sum(window.seconds for window in outcome.process.blocks.windows)
+        )
+        assert outcome.process.throughput_per_s == pytest.approx(
+            outcome.process.timing.runs / outcome.process.measured_s
+        )
+        assert "warm_up_not_steady" not in outcome.flags
     # however often turns change, a sink hears of each stage once
     assert opened[1].seen.count((0, "measure")) == opened[1].seen.count((1, "measure")) == 1
     assert "ready" not in {stage for _, stage in opened[1].seen}
@@ -134,12 +138,12 @@ def test_blocks_of_a_pair_alternate_in_an_order_drawn_anew_and_a_sink_hears_of_e
 def test_a_process_that_waits_is_suspended_with_its_threads_and_reads_nothing_of_ours(opened, tmp_path):
     own = user_model.module(user_module(tmp_path, build=SPINNING), [])
     outcomes = run(opened, interleaved_entry(own))
-    assert [(one.process.status, one.process.reason) for one in outcomes] == [("ok", None)] * 2
+    assert [(outcome.process.status, outcome.process.reason) for outcome in outcomes] == [("ok", None)] * 2
     spun = [path for path in (tmp_path / "spun").iterdir() if path.suffix != ".read"]
     stamps = [[int(line) for line in path.read_text().split()] for path in spun]
-    for place, one in enumerate(outcomes):
+    for place, outcome in enumerate(outcomes):
         inside = [
-            [any(w.start_ns <= t <= w.end_ns for w in one.process.blocks.windows) for t in each] for each in stamps
+            [any(w.start_ns <= t <= w.end_ns for w in outcome.process.blocks.windows) for t in each] for each in stamps
         ]
         assert sorted(map(any, inside)) == [False, True], place
     assert [path.read_text() for path in (tmp_path / "spun").glob("*.read")] == ["''"] * 2
@@ -152,14 +156,14 @@ def test_a_pair_shares_the_cpus_it_needs_and_each_pair_draws(opened, tmp_path):
     for seed in (0, 1):  # whose first draws are two CPUs, whatever the number of them
         random.seed(seed)
         outcomes = run(opened, interleaved_entry(own, threads=1))
-        first, second = (one.process.cpus for one in outcomes)
+        first, second = (outcome.process.cpus for outcome in outcomes)
         assert len(first) == 1
         assert first == second
         assert {path.read_text() for path in tmp_path.glob("cpus.*")} == {repr(first)}
         [path.unlink() for path in tmp_path.glob("cpus.*")]
         used.append(tuple(first))
     assert len({*used}) == 2
-    assert all(not one.process.cpus for one in run(opened, interleaved_entry(own)))
+    assert all(not outcome.process.cpus for outcome in run(opened, interleaved_entry(own)))
 
 
 def test_a_side_that_fails_ends_the_pair(opened, tmp_path):
@@ -215,11 +219,11 @@ def test_one_that_dies_between_blocks_fails_and_the_other_is_measured(opened, mo
 def test_an_interrupt_between_blocks_ends_both(opened, monkeypatch):
     act = lambda *given: given[2] == "measure" and os.kill(os.getpid(), signal.SIGINT)  # noqa: E731
     monkeypatch.setattr(opened[1], "stage", act)
-    assert [one.process.status for one in run(opened, interleaved_entry())] == ["aborted"] * 2
+    assert [outcome.process.status for outcome in run(opened, interleaved_entry())] == ["aborted"] * 2
     assert not children()
 
 
 def children():
     """Return the pids of this process's workers."""
-    alike = [one.pid for one in psutil.Process().children() if WORKER in one.cmdline()]
+    alike = [child.pid for child in psutil.Process().children() if WORKER in child.cmdline()]
     return [pid for pid in alike if os.getsid(pid) == pid]

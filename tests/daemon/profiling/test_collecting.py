@@ -13,7 +13,7 @@ from waiting import WAIT_S
 from benchd.daemon.machine.signals import as_interrupt
 from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.profiling.collecting import Found, gather, read_trace
-from benchd.daemon.profiling.profile import Collected, ProfileJob
+from benchd.daemon.profiling.profile import CollectedProfile, ProfileJob
 from benchd.daemon.records import Case
 
 
@@ -47,18 +47,18 @@ def read(tmp_path):
             output=str(tmp_path),
             cache="",
         )
-        made = Found(Collected(), {}, [])
-        read_trace(made, job, "trace.json")
-        return made
+        results = Found(CollectedProfile(), {}, [])
+        read_trace(results, job, "trace.json")
+        return results
 
     return found
 
 
 def test_a_gpu_s_trace_gives_kernels_and_the_occupancy_of_a_record(read):
-    found = read([STEP, ADD, LAUNCH, KERNEL], "cuda")
-    assert [row.name for row in found.torch.kernels] == ["add"]
-    assert found.occupancy.kernels == 1
-    assert found.nesting[-1].name == "add"
+    results = read([STEP, ADD, LAUNCH, KERNEL], "cuda")
+    assert [row.name for row in results.torch.kernels] == ["add"]
+    assert results.occupancy.kernels == 1
+    assert results.nesting[-1].name == "add"
 
 
 @pytest.mark.parametrize(
@@ -72,14 +72,14 @@ def test_a_gpu_s_trace_gives_kernels_and_the_occupancy_of_a_record(read):
     ids=["no kernel", "empty", "truncated", "no event"],
 )
 def test_a_trace_of_no_use_is_a_failed_method_with_its_reason(read, events, device, reason):
-    found = read(events, device)
-    assert (found.torch, found.failed) == (None, ["torch"])
-    assert re.search(reason, found.missing["torch"])
+    results = read(events, device)
+    assert (results.torch, results.failed) == (None, ["torch"])
+    assert re.search(reason, results.missing["torch"])
 
 
 def gathered(folder, job, source, deadline_s=WAIT_S):
-    with session(folder, source=source) as one, one.measuring(ending=()):
-        return gather(one, job, deadline_s, None).collected
+    with session(folder, source=source) as bench_session, bench_session.measuring(ending=()):
+        return gather(bench_session, job, deadline_s, None).collected
 
 
 def test_a_child_that_takes_too_long_is_ended_with_its_reason(tmp_path):
@@ -92,11 +92,11 @@ def test_an_interrupt_of_a_tool_costs_what_had_not_ended(tmp_path, monkeypatch):
     (tmp_path / "ncu").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     job = msgspec.structs.replace(profile_job(tmp_path, methods=["nsys", "ncu"]), device="cuda")
-    with as_interrupt(), session(tmp_path, source="procfs") as one, one.measuring(ending=()):
-        found = gather(one, job, WAIT_S, None)
-    assert found.interrupted
-    assert found.missing["ncu"] == "interrupted"
-    assert "nsys is not installed" in found.missing["nsys"]
+    with as_interrupt(), session(tmp_path, source="procfs") as bench_session, bench_session.measuring(ending=()):
+        results = gather(bench_session, job, WAIT_S, None)
+    assert results.interrupted
+    assert results.missing["ncu"] == "interrupted"
+    assert "nsys is not installed" in results.missing["nsys"]
 
 
 def test_the_layers_have_the_energy_of_a_pass_from_the_sensor_beside_the_child(tmp_path):

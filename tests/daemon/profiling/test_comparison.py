@@ -21,8 +21,10 @@ def profile(steps_ms, operators_ms, layers_ms=None, **fields):
     layers = LayersProfile(
         components=[], layers=parts, fused_ns=1.0, synchronised_ns=1.0, run_ns=[1.0] * 5, variation=0.01
     )
-    made = shown_on_cpu(layers=layers, **fields)
-    return msgspec.structs.replace(made, torch=msgspec.structs.replace(made.torch, steps=steps, operators=rows))
+    cpu_profile = shown_on_cpu(layers=layers, **fields)
+    return msgspec.structs.replace(
+        cpu_profile, torch=msgspec.structs.replace(cpu_profile.torch, steps=steps, operators=rows)
+    )
 
 
 BEFORE = profile(
@@ -34,23 +36,23 @@ AFTER = profile(
 
 
 def test_what_changed_beyond_the_noise_is_listed_the_largest_first():
-    found = comparison.compare(BEFORE, AFTER)
-    assert found.noise == pytest.approx(0.0125)
-    assert (found.step.before_ns, found.step.after_ns) == (100e6, 80e6)
-    assert [(one.name, one.added_ns / 1e6) for one in found.changed["operator"]] == [
+    result = comparison.compare(BEFORE, AFTER)
+    assert result.noise == pytest.approx(0.0125)
+    assert (result.step.before_ns, result.step.after_ns) == (100e6, 80e6)
+    assert [(change.name, change.added_ns / 1e6) for change in result.changed["operator"]] == [
         ("aten::conv2d", -20.0),
         ("aten::stack", 6.0),
         ("aten::cat", -5.0),
     ]
-    assert [one.name for one in found.changed["layer"]] == ["conv1"]
-    assert found.same == {"operator": 1, "kernel": 0, "layer": 1}
-    assert found.differences == []
+    assert [change.name for change in result.changed["layer"]] == ["conv1"]
+    assert result.same == {"operator": 1, "kernel": 0, "layer": 1}
+    assert result.differences == []
 
 
 def test_nothing_changes_between_two_noisy_profiles_of_one_thing():
     noisy = profile([100, 160, 40], {"aten::conv2d": 60.0})
-    found = comparison.compare(noisy, profile([100, 101, 99], {"aten::conv2d": 80.0}))
-    assert found.changed["operator"] == []
+    result = comparison.compare(noisy, profile([100, 101, 99], {"aten::conv2d": 80.0}))
+    assert result.changed["operator"] == []
 
 
 def test_the_table_says_both_times_and_the_noise():
@@ -61,9 +63,9 @@ def test_the_table_says_both_times_and_the_noise():
 
 
 def test_two_folders_are_compared_from_a_shell(tmp_path, monkeypatch, capsys):
-    for name, made in (("a", BEFORE), ("b", AFTER)):
+    for name, profiled in (("a", BEFORE), ("b", AFTER)):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "profile.json").write_bytes(msgspec.json.encode(made))
+        (tmp_path / name / "profile.json").write_bytes(msgspec.json.encode(profiled))
     monkeypatch.chdir(tmp_path)
 
     def run(*sides):
@@ -74,8 +76,11 @@ def test_two_folders_are_compared_from_a_shell(tmp_path, monkeypatch, capsys):
 
     assert "aten::stack" in run("compare", "a", "b")[1].out
     assert msgspec.json.decode(run("compare", "a", "b", "--json")[1].out)["noise"] == pytest.approx(0.0125)
-    for sides, said in ((("compare", "a"), "takes two profiles, not 1"), (("compare", "a", "none"), "not a profile")):
-        code, shown = run(*sides)
-        assert (code, shown.out) == (2, "")
-        assert said in shown.err
+    for sides, message in (
+        (("compare", "a"), "takes two profiles, not 1"),
+        (("compare", "a", "none"), "not a profile"),
+    ):
+        code, captured = run(*sides)
+        assert (code, captured.out) == (2, "")
+        assert message in captured.err
     assert "a profile covers one model" in run("square", "a")[1].err

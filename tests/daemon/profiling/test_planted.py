@@ -21,8 +21,8 @@ LONG = torch.randn(2**19)
 def found_in(read, *, is_cuda, variant="eager"):
     """Return the rules that find something in a trace."""
     case = Case(model="vim_tiny", variant=Variant.parse(variant))
-    made = profile(case, torch=tables.torch_profile(read, "trace.json", is_cuda))
-    return {finding.rule: finding for finding in findings.find(made)}
+    profiled = profile(case, torch=tables.torch_profile(read, "trace.json", is_cuda))
+    return {finding.rule: finding for finding in findings.find(profiled)}
 
 
 def recorded(folder, batches, work):
@@ -66,21 +66,21 @@ class Sleepy(Dataset):
 
 
 def test_a_storm_of_casts_is_found(tmp_path):
-    found = recorded(tmp_path, [SIDE] * 5, casts)
-    assert set(found) == {"casts_and_copies"}
-    assert found["casts_and_copies"].title == "Too many casts"
-    assert found["casts_and_copies"].evidence[-1] == "60 casts (aten::_to_copy) per step, in fp32"
+    by_rule = recorded(tmp_path, [SIDE] * 5, casts)
+    assert set(by_rule) == {"casts_and_copies"}
+    assert by_rule["casts_and_copies"].title == "Too many casts"
+    assert by_rule["casts_and_copies"].evidence[-1] == "60 casts (aten::_to_copy) per step, in fp32"
 
 
 def test_a_flip_is_found(tmp_path):
-    found = recorded(tmp_path, [SIDE] * 5, flips)
-    assert set(found) == {"flips"}
-    assert found["flips"].variant == "custom"
+    by_rule = recorded(tmp_path, [SIDE] * 5, flips)
+    assert set(by_rule) == {"flips"}
+    assert by_rule["flips"].variant == "custom"
 
 
 def test_a_data_loader_that_sleeps_is_found(tmp_path):
-    found = recorded(tmp_path, DataLoader(Sleepy()), lambda batch: products(batch[0]))
-    assert set(found) == {"input_bound"}
+    by_rule = recorded(tmp_path, DataLoader(Sleepy()), lambda batch: products(batch[0]))
+    assert set(by_rule) == {"input_bound"}
 
 
 def gpu_trace(*, product="ampere_fp16_s16816gemm_fp16_128x64_tn", waits=False):
@@ -88,55 +88,59 @@ def gpu_trace(*, product="ampere_fp16_s16816gemm_fp16_128x64_tn", waits=False):
 
     Each step ends with benchd's own wait, and the GPU idles until the next one begins.
     """
-    made = empty()
+    planted_trace = empty()
     every = [f"{product}_{number}" for number in range(6)]
     for step in range(3):
         begin = 1000 * step
-        made.annotations.append(annotation(f"ProfilerStep#{step}", begin, 1000))
+        planted_trace.annotations.append(annotation(f"ProfilerStep#{step}", begin, 1000))
         for number, name in enumerate(every):
-            _launch(made, name, begin + 150 * number, 100 if waits else 150, correlation=10 * step + number + 1)
+            _launch(
+                planted_trace, name, begin + 150 * number, 100 if waits else 150, correlation=10 * step + number + 1
+            )
             if waits:
-                made.operators.append(operator("aten::item", begin + 150 * number + 5, 100))
-                made.runtime_calls.append(call("cudaStreamSynchronize", begin + 150 * number + 6, 98))
-        made.annotations.append(annotation(END_OF_STEP, begin + 905, 50))
-        made.runtime_calls.append(call("cudaDeviceSynchronize", begin + 910, 40))
-    return made
+                planted_trace.operators.append(operator("aten::item", begin + 150 * number + 5, 100))
+                planted_trace.runtime_calls.append(call("cudaStreamSynchronize", begin + 150 * number + 6, 98))
+        planted_trace.annotations.append(annotation(END_OF_STEP, begin + 905, 50))
+        planted_trace.runtime_calls.append(call("cudaDeviceSynchronize", begin + 910, 40))
+    return planted_trace
 
 
 def empty():
     return Trace(devices=[ORIN], kernels=[], runtime_calls=[], operators=[], annotations=[])
 
 
-def _launch(made, name, start_us, duration_us, correlation):
+def _launch(planted_trace, name, start_us, duration_us, correlation):
     launched = launch(name, percent=80.0, active_blocks_per_sm=10, limits=("registers",), grid=(80, 1, 1))
-    made.operators.append(operator("aten::mm", start_us, 4, external_id=correlation))
-    made.runtime_calls.append(call("cudaLaunchKernel", start_us + 1, 2, correlation=correlation))
-    made.kernels.append(kernel(start_us + 3, duration_us, launched, correlation=correlation, external_id=correlation))
+    planted_trace.operators.append(operator("aten::mm", start_us, 4, external_id=correlation))
+    planted_trace.runtime_calls.append(call("cudaLaunchKernel", start_us + 1, 2, correlation=correlation))
+    planted_trace.kernels.append(
+        kernel(start_us + 3, duration_us, launched, correlation=correlation, external_id=correlation)
+    )
 
 
 def test_a_planted_wait_is_found_with_what_it_costs():
-    found = found_in(gpu_trace(waits=True), is_cuda=True, variant="custom-fp16")
-    assert set(found) == {"synchronization"}
-    assert found["synchronization"].evidence[1].startswith("aten::item: 6 calls per step wait ")
+    by_rule = found_in(gpu_trace(waits=True), is_cuda=True, variant="custom-fp16")
+    assert set(by_rule) == {"synchronization"}
+    assert by_rule["synchronization"].evidence[1].startswith("aten::item: 6 calls per step wait ")
 
 
 @pytest.mark.parametrize("pause_us", [0, 9000])
 @pytest.mark.parametrize(("late_us", "found"), [([100] * 30, True), ([870] + [1] * 29, False)], ids=["each", "one"])
 def test_a_host_that_is_late_for_each_launch_is_found_and_one_that_does_something_else_is_not(late_us, found, pause_us):
     """Thirty kernels of 3 us a step, before each of which the GPU waits; a slow host needs 100 us and more for each."""
-    made = empty()
+    planted_trace = empty()
     step_us = sum(late_us) + 3 * len(late_us)
     for step in range(3):
         begin = (step_us + pause_us) * step
-        made.annotations.append(annotation(f"ProfilerStep#{step}", begin, step_us))
+        planted_trace.annotations.append(annotation(f"ProfilerStep#{step}", begin, step_us))
         for number, late in enumerate(late_us):
             begin += late
-            _launch(made, f"kernel_{number}", begin - 3, 3, correlation=100 * step + number + 1)
+            _launch(planted_trace, f"kernel_{number}", begin - 3, 3, correlation=100 * step + number + 1)
             begin += 3
-    assert ("launch_bound" in found_in(made, is_cuda=True)) is found
+    assert ("launch_bound" in found_in(planted_trace, is_cuda=True)) is found
 
 
 def test_a_planted_product_in_fp32_is_found():
-    found = found_in(gpu_trace(product="ampere_sgemm_128x64_tn"), is_cuda=True, variant="custom")
-    assert set(found) == {"no_tensor_cores"}
-    assert found["no_tensor_cores"].variant == "custom-fp16"
+    by_rule = found_in(gpu_trace(product="ampere_sgemm_128x64_tn"), is_cuda=True, variant="custom")
+    assert set(by_rule) == {"no_tensor_cores"}
+    assert by_rule["no_tensor_cores"].variant == "custom-fp16"

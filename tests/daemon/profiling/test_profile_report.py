@@ -27,8 +27,8 @@ def column(section, heading):
 
 
 def test_every_table_is_there_and_whole():
-    found = tables(shown())
-    assert list(found) == [
+    by_title = tables(shown())
+    assert list(by_title) == [
         "Profile",
         "Step time by category",
         "GPU",
@@ -47,14 +47,14 @@ def test_every_table_is_there_and_whole():
         "Layers",
         "Not measured",
     ]
-    for section in found.values():
+    for section in by_title.values():
         assert {len(row) for row in section.rows} == {len(section.headings)}, section.title
 
 
 def test_what_was_not_measured_is_a_dash_or_no_column_and_never_zero():
-    found = tables(shown_on_cpu(), CPU_SORT)
-    assert list(found) == ["Profile", "Step time by category", "Operators", "Modules"]
-    assert [heading for heading in found["Operators"].headings if "device" in heading] == []
+    by_title = tables(shown_on_cpu(), CPU_SORT)
+    assert list(by_title) == ["Profile", "Step time by category", "Operators", "Modules"]
+    assert [heading for heading in by_title["Operators"].headings if "device" in heading] == []
     assert column(tables(shown())["Kernels"], "est. occupancy %") == ["-", "33.30"]
     assert "measured occupancy %" not in tables(shown())["Kernels"].headings
     assert column(tables(shown())["Kernels, counted by ncu"], "measured occupancy %") == ["31.00"]
@@ -64,11 +64,11 @@ def test_the_layers_of_a_runtime_are_said_to_be_its_own_and_lead_to_no_conclusio
     rows = [LayerRow(name=f"layer{n}/conv", ns=1e6, share=0.5) for n in (3, 4)]
     own = {"components": [], "layers": rows, "synchronised_ns": 2e6, "timed_by": "tensorrt", "notes": []}
     profile = shown(layers=msgspec.structs.replace(LAYERS, **own, measured_energy_j=2e-3, measured_energy_err_j=1e-4))
-    found = tables(profile)
-    assert "Components" not in found
-    assert found["Layers"].note.startswith("Timed by tensorrt itself")
-    assert "they take 2 ms in total, and a run without its profiler takes 6 ms" in found["Layers"].note
-    assert "Measured: 2 ± 0.1 mJ per image" in found["Layers"].note
+    by_title = tables(profile)
+    assert "Components" not in by_title
+    assert by_title["Layers"].note.startswith("Timed by tensorrt itself")
+    assert "they take 2 ms in total, and a run without its profiler takes 6 ms" in by_title["Layers"].note
+    assert "Measured: 2 ± 0.1 mJ per image" in by_title["Layers"].note
     assert late_stages(profile) is None
     assert late_stages(shown(layers=msgspec.structs.replace(profile.layers, timed_by=None))) is not None
 
@@ -96,12 +96,12 @@ def test_the_terminal_shows_fifteen_rows_of_each_table_and_the_findings():
 
 def test_a_busy_machine_is_said_first_and_leaves_predictions_one_digit():
     busy = shown(foreign_cpus=1.26)
-    said = (
+    warning = (
         "busy machine: other processes used 1.3 CPUs during the profile: times may be too long and gains are uncertain"
     )
     text = report.markdown(busy, GPU_SORT)
-    assert text.index(said) < text.index("## Findings")
-    assert said not in report.markdown(shown(foreign_cpus=0.1), GPU_SORT)
+    assert text.index(warning) < text.index("## Findings")
+    assert warning not in report.markdown(shown(foreign_cpus=0.1), GPU_SORT)
     assert tables(shown(foreign_cpus=0.1))["Profile"].rows[-1][1] == "used 0.1 CPUs during the profile"
     assert (digits(busy), digits(shown()), digits(shown_on_cpu())) == (1, 1, 2)
 
@@ -155,11 +155,11 @@ def test_the_page_stands_alone_and_shows_names_as_text(page):
 
 
 def test_the_charts_hold_steps_nesting_layers_and_memory(page):
-    found = charts(page)
-    assert list(found) == ["Steps", "Where the time goes", "Layers", "Memory over a step"]
-    assert found["Steps"]["data"][0]["x"] == [1227.437] * 3
-    (icicle,) = found["Where the time goes"]["data"]
+    by_title = charts(page)
+    assert list(by_title) == ["Steps", "Where the time goes", "Layers", "Memory over a step"]
+    assert by_title["Steps"]["data"][0]["x"] == [1227.437] * 3
+    (icicle,) = by_title["Where the time goes"]["data"]
     assert (icicle["parents"], icicle["values"]) == (["", "0", "1"], [100, 500, 400])
     assert icicle["labels"][1].startswith("void k<float")
-    assert found["Layers"]["data"][0]["text"] == ["12.5x of floor (matrix)", ""]
-    assert found["Memory over a step"]["data"][1]["y"] == [0, 150]
+    assert by_title["Layers"]["data"][0]["text"] == ["12.5x of floor (matrix)", ""]
+    assert by_title["Memory over a step"]["data"][1]["y"] == [0, 150]

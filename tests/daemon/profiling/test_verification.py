@@ -24,18 +24,18 @@ def square(*findings):
 
 def test_what_cannot_run_here_is_said_and_the_finding_stays_unmeasured(tmp_path):
     profile = square(finding(), finding("tensorrt"), finding("custom"))
-    found = tried(profile, 2, session(tmp_path), StringIO())
-    assert found.findings == profile.findings
-    assert "TensorRT needs an NVIDIA GPU" in found.missing["verify square,tensorrt,b1,size=64"]
-    assert "no custom kernels" in found.missing["verify square,custom,b1,size=64"]
+    result = tried(profile, 2, session(tmp_path), StringIO())
+    assert result.findings == profile.findings
+    assert "TensorRT needs an NVIDIA GPU" in result.missing["verify square,tensorrt,b1,size=64"]
+    assert "no custom kernels" in result.missing["verify square,custom,b1,size=64"]
 
 
 def test_equal_cases_are_tried_once_and_of_many_the_first(tmp_path):
     names = ["tensorrt", "tensorrt", "tensorrt-fp16", "cudagraph", "cudagraph-fp16"]
     err = StringIO()
-    found = tried(square(*map(finding, names)), 2, session(tmp_path), err)
-    assert len(found.missing) == MOST_CASES == err.getvalue().count("verify ")
-    assert "verify square,cudagraph-fp16,b1,size=64" not in found.missing
+    result = tried(square(*map(finding, names)), 2, session(tmp_path), err)
+    assert len(result.missing) == MOST_CASES == err.getvalue().count("verify ")
+    assert "verify square,cudagraph-fp16,b1,size=64" not in result.missing
 
 
 @pytest.mark.slow

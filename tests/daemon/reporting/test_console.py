@@ -67,8 +67,8 @@ def test_what_is_slow_before_the_first_time_is_said_once(monkeypatch):
                 stages.stage(planned, process, stage)
         stages.stage(of_file, process, "check", "image 4 of 64")
     of_onnxruntime = ("export", "check", "check, image 4 of 64")
-    told = ["eager b1: check", *(f"onnxruntime b1: {what}" for what in of_onnxruntime)]
-    assert err.getvalue().splitlines() == [f"square {line}" for line in told]
+    lines = ["eager b1: check", *(f"onnxruntime b1: {what}" for what in of_onnxruntime)]
+    assert err.getvalue().splitlines() == [f"square {line}" for line in lines]
 
 
 def test_without_a_terminal_the_progress_of_a_stage_is_no_line_each(monkeypatch):
@@ -82,8 +82,8 @@ def test_without_a_terminal_the_progress_of_a_stage_is_no_line_each(monkeypatch)
 
 def test_what_disturbed_and_what_the_audits_found_stand_below_the_table():
     clean, all_of_it = (BlocksResult(median_ms=ms, low_ms=None, high_ms=None, blocks=2) for ms in (4.5, 5.0))
-    found = Interference(reasons=[["steal"], [], []], clean=clean, as_experienced=all_of_it, all_flagged=False)
-    process = ProcessResult(status="ok", timing=timing(), interference=found)
+    interference = Interference(reasons=[["steal"], [], []], clean=clean, as_experienced=all_of_it, all_flagged=False)
+    process = ProcessResult(status="ok", timing=timing(), interference=interference)
     out, _ = shown(made(processes=[process], flags=["probes_moved", "repeated_input_faster"]))
     assert "1 of 3 blocks of runs disturbed by CPU taken by other virtual machines: 4.5 ms excluding them, 5 ms" in out
     assert "audit: vim_tiny,eager,b1 is faster on inputs that it has seen before" in out
@@ -224,7 +224,7 @@ def test_the_files_of_a_variant_say_whether_they_were_there_before(reused, said)
 def test_each_run_of_a_baseline_counts_alike_in_the_median_that_is_shown():
     runs = ((10.0, 3), (10.0, 3), (11.0, 15))
     processes = [[ProcessResult(status="ok", timing=timing(median_ms))] * count for median_ms, count in runs]
-    kept = [made(run_id=f"r{n}", suite_id=f"r{n}", processes=of_run) for n, of_run in enumerate(processes)]
+    baseline = [made(run_id=f"r{n}", suite_id=f"r{n}", processes=of_run) for n, of_run in enumerate(processes)]
     out = io.StringIO()
-    print_baseline(out, kept, "stored in kept", Budget(1, {}))
+    print_baseline(out, baseline, "stored in kept", Budget(1, {}))
     assert "10.32" in out.getvalue()

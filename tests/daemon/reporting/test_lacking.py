@@ -80,15 +80,15 @@ def net(name, facts, median_ms, joules):
 
 def server(variant, rate_hz):
     """Return a server that found its highest rate, as did its processes."""
-    found = [msgspec.structs.replace(ASKED, rate_hz=rate_hz * share) for share in (0.99, 1.0, 1.01)]
+    answered = [msgspec.structs.replace(ASKED, rate_hz=rate_hz * share) for share in (0.99, 1.0, 1.01)]
     load = {"scenario": "server", "load": Load(deadline_ms=50.0)}
-    processes = [process(5.0, requests=one) for one in found]
-    return record("vim_tiny", variant, 5.0, asked=load, requests=found[1], processes=processes)
+    processes = [process(5.0, requests=served) for served in answered]
+    return record("vim_tiny", variant, 5.0, asked=load, requests=answered[1], processes=processes)
 
 
 def whole():
     """Return records that together have each part that a report shows."""
-    shown = {
+    fields = {
         "preset": "quick",
         "kernels_ran": "avx2",
         "throughput_per_s": 200.0,
@@ -105,7 +105,7 @@ def whole():
     beside = Neighbour("square,eager,b1", 10.0)
     failed = {"status": "failed", "reason": "out of memory", "timing": None, "check": None, "processes": []}
     return [
-        record("vim_tiny", "custom", 5.0, **shown),
+        record("vim_tiny", "custom", 5.0, **fields),
         record("vim_tiny", "compile", 5.0, **failed),
         record("vim_tiny", "eager", 9.0, asked={"scenario": "periodic"}, deadlines=deadlines),
         record("vim_tiny", "eager", 9.0, asked={"beside": beside}, beside=BESIDE),
@@ -155,15 +155,15 @@ def lacking(value: Any, path: tuple[str, ...], then: str) -> Any:
 
 def show(found: list[Record], folder: Path) -> None:
     """Show the records as each command does."""
-    for one in found:
-        list(lines(one))
-        compare.command(one)
-        scenario_note(one)
+    for entry in found:
+        list(lines(entry))
+        compare.command(entry)
+        scenario_note(entry)
     for objective in OBJECTIVES:
         print_decisions(io.StringIO(), decide(found, Requirements(objective=objective)), as_json=False)
     decide(found, Requirements(max_latency_ms=9, demand=Demand(rate_hz=15.0, deadline_ms=50.0, streams=1)))
     compare.compare(found, found, 0.005)
-    (folder / "records.jsonl").write_bytes(b"".join(encode(one) + b"\n" for one in found))
+    (folder / "records.jsonl").write_bytes(b"".join(encode(entry) + b"\n" for entry in found))
     records, _ = results.newest([folder])
     page(records, decide(records, Requirements()), [], [])
     comparisons(records)
@@ -171,15 +171,15 @@ def show(found: list[Record], folder: Path) -> None:
 
 @pytest.mark.parametrize("number", range(len(kinds())))
 def test_no_part_that_a_record_may_lack_is_needed(number, tmp_path):
-    found, seen = kinds(), []
-    plain = [msgspec.to_builtins(one) for one in found[: number + 1]]
+    records, seen = kinds(), []
+    plain = [msgspec.to_builtins(entry) for entry in records[: number + 1]]
     # the inner parts that an earlier kind has too are read by the same code
-    earlier = {path for one in plain[:-1] for path in paths(one) if len(path) > 1}
+    earlier = {path for entry in plain[:-1] for path in paths(entry) if len(path) > 1}
     own = [path for path in paths(plain[-1]) if path not in earlier]
     for path, then in itertools.product(own, ("null", "empty", "missing")):
         with suppress(SchemaError):  # it may not lack that
             changed = results.decoded(msgspec.json.encode(lacking(plain[-1], path, then)))
             if changed not in seen:
                 seen.append(changed)
-                show([changed, found[5]], tmp_path)
+                show([changed, records[5]], tmp_path)
     assert seen

@@ -26,12 +26,12 @@ def made(tmp_path_factory):
     """Return the paths of a report and of a profile."""
     folder = tmp_path_factory.mktemp("pages")
     less = msgspec.structs.replace(ENERGY, gross_per_inference_j=0.02)
-    found = [record(run, "custom", (4.0 if run < 7 else 4.5) + 0.01 * (run % 2)) for run in range(1, 13)]
-    found += [record(12, "eager", 30.0, batch=4), record(12, "onnxruntime", 6.0, energy=less)]
-    found += [record(12, "onnxruntime-int8", 3.0)]
-    found += [record(12, "custom-compile-fp16", 4.0, batch=batch) for batch in (2, 3, 8)]
-    found += [record(12, "fp16", 2.0, check=msgspec.structs.replace(PASSED, passed=False))]
-    (folder / "records.jsonl").write_bytes(b"".join(encode(one) + b"\n" for one in found))
+    records = [record(run, "custom", (4.0 if run < 7 else 4.5) + 0.01 * (run % 2)) for run in range(1, 13)]
+    records += [record(12, "eager", 30.0, batch=4), record(12, "onnxruntime", 6.0, energy=less)]
+    records += [record(12, "onnxruntime-int8", 3.0)]
+    records += [record(12, "custom-compile-fp16", 4.0, batch=batch) for batch in (2, 3, 8)]
+    records += [record(12, "fp16", 2.0, check=msgspec.structs.replace(PASSED, passed=False))]
+    (folder / "records.jsonl").write_bytes(b"".join(encode(entry) + b"\n" for entry in records))
     profile = folder / "profile.html"
     profile.write_text(profiles.page(shown(), "self_device_ns"))
     return {"report": page(folder), "profile": profile}

@@ -47,13 +47,15 @@ def record(run, variant, median_ms, **fields):
 @pytest.fixture
 def results(tmp_path):
     """A year's start of two variants, the second of which turns slower, two batch sizes, and a case that failed."""
-    found = [record(run, "eager", 9.0 + 0.01 * (run % 2)) for run in range(1, 13)]
-    found += [record(run, "custom", (4.0 if run < 7 else 4.5) + 0.01 * (run % 2)) for run in range(1, 13)]
-    found += [record(12, "eager", 30.0, batch=4)]
-    found += [record(13, "fp16", 1.0, status="failed", reason=EVIL, timing=None, energy=None, check=None, processes=[])]
-    found[-1] = msgspec.structs.replace(found[-1], device_id=EVIL, throughput_per_s=None)
+    records = [record(run, "eager", 9.0 + 0.01 * (run % 2)) for run in range(1, 13)]
+    records += [record(run, "custom", (4.0 if run < 7 else 4.5) + 0.01 * (run % 2)) for run in range(1, 13)]
+    records += [record(12, "eager", 30.0, batch=4)]
+    records += [
+        record(13, "fp16", 1.0, status="failed", reason=EVIL, timing=None, energy=None, check=None, processes=[])
+    ]
+    records[-1] = msgspec.structs.replace(records[-1], device_id=EVIL, throughput_per_s=None)
     path = tmp_path / "records.jsonl"
-    path.write_bytes(b"".join(encode(one) + b"\n" for one in found))
+    path.write_bytes(b"".join(encode(entry) + b"\n" for entry in records))
     return path
 
 
@@ -86,10 +88,10 @@ def test_csv_is_one_flat_row_a_record_with_units_in_its_header(written, tmp_path
 
 
 def test_json_holds_the_decisions_and_the_rows(written):
-    said = json.loads(written("json")[0])
-    assert said["decisions"][0]["ship"] == "custom"
-    assert said["decisions"][-1]["excluded"] == {"eager-fp16": f"failed: {EVIL}"}
-    assert len(said["records"]) == 26
+    document = json.loads(written("json")[0])
+    assert document["decisions"][0]["ship"] == "custom"
+    assert document["decisions"][-1]["excluded"] == {"eager-fp16": f"failed: {EVIL}"}
+    assert len(document["records"]) == 26
 
 
 class Page(HTMLParser):
@@ -166,11 +168,11 @@ def drawn(tmp_path):
     """Return a function that returns the charts of these records by title, and the words of their page."""
     pytest.importorskip("jinja2", reason="the extra `report` is not installed")
 
-    def draw(*found):
-        (tmp_path / "drawn").write_bytes(b"".join(encode(one) + b"\n" for one in found))
+    def draw(*records):
+        (tmp_path / "drawn").write_bytes(b"".join(encode(entry) + b"\n" for entry in records))
         report.report([tmp_path / "drawn"], ["html"], tmp_path / "drawn-out", StringIO())
-        shown = Page((tmp_path / "drawn-out" / "report.html").read_text())
-        return {chart["title"]: chart["data"] for chart in charts(shown)}, "".join(shown.words)
+        report_page = Page((tmp_path / "drawn-out" / "report.html").read_text())
+        return {chart["title"]: chart["data"] for chart in charts(report_page)}, "".join(report_page.words)
 
     return draw
 
@@ -209,14 +211,14 @@ def test_what_cannot_win_is_a_cross_and_neither_ringed_nor_joined(drawn):
 
 
 def test_variants_of_two_models_are_crosses_in_the_charts_where_they_meet(drawn):
-    one, other = (
+    first, second = (
         msgspec.structs.replace(PASSED, outputs=["scores 10"], inputs_sha256="i", projections=[along])
         for along in (1.0, 1.7)
     )
     by_title, words = drawn(
-        record(1, "eager", 9.0, check=one, model=QANN),
-        record(2, "custom", 4.0, check=other, model=QANN),
-        record(3, "eager", 1.0, batch=4, check=other, model=QANN),
+        record(1, "eager", 9.0, check=first, model=QANN),
+        record(2, "custom", 4.0, check=second, model=QANN),
+        record(3, "eager", 1.0, batch=4, check=second, model=QANN),
     )
     energy, _, variants = list(by_title.values())[:3]
     assert "nothing to ship: its exact answers to the same inputs differ" in words
@@ -229,7 +231,9 @@ def test_variants_of_two_models_are_crosses_in_the_charts_where_they_meet(drawn)
 
 
 def test_charts_tell_devices_power_modes_and_scopes_apart(drawn):
-    cuda, low = (msgspec.structs.replace(ENVIRONMENT, **one) for one in ({"device": "cuda"}, {"power_mode": "15W"}))
+    cuda, low = (
+        msgspec.structs.replace(ENVIRONMENT, **fields) for fields in ({"device": "cuda"}, {"power_mode": "15W"})
+    )
     board = msgspec.structs.replace(ENERGY, scope="GPU board")
     by_title, _ = drawn(
         record(1, "eager", 9.0),
@@ -240,16 +244,18 @@ def test_charts_tell_devices_power_modes_and_scopes_apart(drawn):
     fronts = {name for name in points(energy) if name.endswith("front")}
     places = ("on cpu{}", "on cpu at 15W{}", "on cuda{}")
     module, card = " of module: front", " of GPU board: front"
-    assert fronts == {f"vim_tiny b1 {one.format(end)}" for one, end in zip(places, (module, module, card), strict=True)}
-    assert points(batches).keys() == {f"vim_tiny eager {one.format('')}" for one in places}
-    assert sorted(variants[0]["y"]) == [f"vim_tiny b1 {one.format('')}" for one in places]
-    assert [box["name"] for box in consistency] == [f"vim_tiny,eager,b1 {one.format('')}" for one in places]
+    assert fronts == {
+        f"vim_tiny b1 {place.format(end)}" for place, end in zip(places, (module, module, card), strict=True)
+    }
+    assert points(batches).keys() == {f"vim_tiny eager {place.format('')}" for place in places}
+    assert sorted(variants[0]["y"]) == [f"vim_tiny b1 {place.format('')}" for place in places]
+    assert [box["name"] for box in consistency] == [f"vim_tiny,eager,b1 {place.format('')}" for place in places]
 
 
 def test_a_time_of_zero_is_left_out_of_the_charts_and_named(drawn):
     blocks = BlocksResult(median_ms=0.0, low_ms=None, high_ms=None, blocks=1)
-    found = Interference(reasons=[["steal"]], clean=blocks, as_experienced=blocks, all_flagged=True)
-    stopped = [ProcessResult(status="ok", timing=timing(0.0), interference=found)]
+    interference = Interference(reasons=[["steal"]], clean=blocks, as_experienced=blocks, all_flagged=True)
+    stopped = [ProcessResult(status="ok", timing=timing(0.0), interference=interference)]
     zeros = [record(run, "custom", 0.0, throughput_per_s=None, processes=stopped) for run in (1, 2)]
     by_title, words = drawn(record(1, "eager", 9.0), record(2, "eager", 9.0), *zeros)
     assert points(by_title["Variants by model"]) == {"eager": ["vim_tiny,eager,b1"]}
@@ -279,7 +285,7 @@ def test_a_format_that_fails_leaves_the_last_report(results, tmp_path, monkeypat
     report.report([results], ["csv"], tmp_path, StringIO())
     last = (tmp_path / "report.csv").read_text()
 
-    def cut_off(found, left_out, decisions):
+    def cut_off(records, left_out, decisions):
         yield "half a report"
         raise OSError("no space left on device")
 
@@ -292,12 +298,12 @@ def test_a_format_that_fails_leaves_the_last_report(results, tmp_path, monkeypat
 def test_a_report_shows_the_newest_records_and_says_how_many_older_ones_it_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(results_of, "NEWEST", 3)
     by_day = [record(day, "eager", 5.0) for day in (4, 1, 5, 2, 3)]
-    (tmp_path / "records.jsonl").write_bytes(b"".join(encode(one) + b"\n" for one in [*by_day, by_day[0]]))
-    said = StringIO()
-    report.report([tmp_path], ["csv", "json", "md"], tmp_path, said)
+    (tmp_path / "records.jsonl").write_bytes(b"".join(encode(entry) + b"\n" for entry in [*by_day, by_day[0]]))
+    out = StringIO()
+    report.report([tmp_path], ["csv", "json", "md"], tmp_path, out)
     days = [line["t_wall"][8:10] for line in csv.DictReader((tmp_path / "report.csv").read_text().splitlines())]
     assert days == ["03", "04", "05"]
-    told = "2 older records left out: a report shows the newest 3"
-    assert told in said.getvalue()
-    assert told in (tmp_path / "report.md").read_text()
+    note = "2 older records left out: a report shows the newest 3"
+    assert note in out.getvalue()
+    assert note in (tmp_path / "report.md").read_text()
     assert json.loads((tmp_path / "report.json").read_text())["left_out"] == 2

@@ -53,30 +53,30 @@ def table(width, records=RECORDS, **options):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_no_number_is_cut_and_no_line_too_long(width):
-    shown = table(width)
-    assert "…" not in shown
-    assert max(map(len, shown.splitlines())) <= width
+    text = table(width)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
     medians = ("104.3 [103.9, 104.7]", "10.63 [10.59, 10.67]") if width >= 120 else ("104.32 ± 0.40", "10.632 ± 0.040")
-    assert "1234568, no interval" in shown
+    assert "1234568, no interval" in text
     for number in (*medians, "31.5 ±2 %" if width >= 80 else "31.5 mJ ±2 %", "3.0e-07", "98"):
-        assert number in shown
+        assert number in text
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_each_row_names_its_variant_and_what_failed_comes_first(width):
-    shown = table(width)
-    places = [shown.index(word) for word in ("timeout", "FAILED", "104.3", "10.63")]
+    text = table(width)
+    places = [text.index(word) for word in ("timeout", "FAILED", "104.3", "10.63")]
     assert places == sorted(places)
     for name in ("custom (c)-fp16", "onnxruntime", "training"):
-        assert name in re.sub(r"\s+", " ", shown)
+        assert name in re.sub(r"\s+", " ", text)
 
 
 def test_each_number_of_threads_that_ran_has_a_heading():
-    one, two = (
+    single, double = (
         made(case=case("eager"), timing=timing(1.0), environment=msgspec.structs.replace(ENVIRONMENT, threads=threads))
         for threads in (1, 2)
     )
-    assert [line.split(" |")[0] for line in table(160, [one, two, two]).splitlines()[:2]] == [
+    assert [line.split(" |")[0] for line in table(160, [single, double, double]).splitlines()[:2]] == [
         "cpu: cpu, 1 thread",
         "cpu: cpu, 2 threads",
     ]
@@ -109,9 +109,9 @@ def test_a_row_is_marked_by_what_makes_its_time_doubtful_most(width):
 @pytest.mark.parametrize("width", [160, 100, 60])
 def test_the_median_of_a_server_that_dropped_half_its_requests_is_dropped(width):
     dropped = requests(dropped=900, met=None)
-    found = table(width, [made(timing=timing(69.97, low_ms=None, high_ms=None), requests=dropped)])
-    assert "dropped" in found
-    assert "69.97" not in found
+    text = table(width, [made(timing=timing(69.97, low_ms=None, high_ms=None), requests=dropped)])
+    assert "dropped" in text
+    assert "69.97" not in text
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,8 @@ def test_the_median_of_a_server_that_dropped_half_its_requests_is_dropped(width)
     ids=["several rails", "a counter alone"],
 )
 def test_power_is_that_of_the_input_rail_or_of_the_counter(fields, watts):
-    found = table(200, [made(energy=ENERGY, timing=timing(104.3), **fields)])
-    (row,) = [line for line in found.splitlines() if "vim_tiny" in line]
+    text = table(200, [made(energy=ENERGY, timing=timing(104.3), **fields)])
+    (row,) = [line for line in text.splitlines() if "vim_tiny" in line]
     assert watts in re.split(r"[│\s]+", row)
 
 

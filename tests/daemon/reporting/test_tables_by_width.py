@@ -84,22 +84,22 @@ def plain(text):
     ids=["compare", "baseline", "noise-floor", "plan"],
 )
 def test_no_number_is_cut_or_broken_and_no_line_too_long(terminal, width, print_, arguments, numbers):
-    shown = plain(terminal(width, print_, *arguments))
-    assert "…" not in shown
-    assert max(map(len, shown.splitlines())) <= width
+    text = plain(terminal(width, print_, *arguments))
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
     for number in numbers:
-        assert number in shown
-    for line in shown.splitlines():  # no option broken within its name or its value
+        assert number in text
+    for line in text.splitlines():  # no option broken within its name or its value
         assert not re.search(r"\b(time_step|leve|encodin)$|(time_steps|size|level)=$|=1$", line.rstrip(" │"))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_failed_check_is_first_and_red_and_each_answer_has_its_colour(terminal, width):
-    shown = terminal(width, print_comparisons, COMPARED, False)
-    places = [shown.index(word) for word in ("check FAILED", "SLOWER", "FASTER")]
+    text = terminal(width, print_comparisons, COMPARED, False)
+    places = [text.index(word) for word in ("check FAILED", "SLOWER", "FASTER")]
     assert places == sorted(places)
     for code, word in (("1;31", " check FAILED"), ("1;31", "SLOWER"), ("32", "FASTER")):
-        assert re.search(rf"\x1b\[{code}m{word} *\x1b\[0m", shown)
+        assert re.search(rf"\x1b\[{code}m{word} *\x1b\[0m", text)
 
 
 def test_variants_that_an_own_module_could_also_run_are_named(terminal):
@@ -107,5 +107,5 @@ def test_variants_that_an_own_module_could_also_run_are_named(terminal):
         options={}, input_shape=[4], parameters=1, weights="of the module", weights_sha256="0", data="random"
     )
     own = Case(model="own.net.build", variant=Variant(), batch_size=1)
-    found = decide([made(case=own, model=facts, check=PASSED)], Requirements())
-    assert "not tried: fp16, bf16, amp, compile" in " ".join(terminal(80, print_decisions, found, False).split())
+    decisions = decide([made(case=own, model=facts, check=PASSED)], Requirements())
+    assert "not tried: fp16, bf16, amp, compile" in " ".join(terminal(80, print_decisions, decisions, False).split())

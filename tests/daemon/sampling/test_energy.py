@@ -43,9 +43,9 @@ def runs(make, count, window_s=2.0, **facts):
     errors, bars, covered = [], [], 0
     for seed in range(count):
         samples, source, truth = make(random.Random(seed), window_s=window_s, **facts)
-        found = measured(samples, [source], window_s, read_s=facts.get("read_s", READ_S))
-        errors.append(abs(found.energy_j - truth) / truth)
-        bars.append(found.energy_err_j / truth)
+        measurement = measured(samples, [source], window_s, read_s=facts.get("read_s", READ_S))
+        errors.append(abs(measurement.energy_j - truth) / truth)
+        bars.append(measurement.energy_err_j / truth)
         covered += errors[-1] <= bars[-1]
     return sorted(errors), sorted(bars), covered / count
 
@@ -157,8 +157,8 @@ def stuck(start_s, end_s):
         if samples[0].metric == "power_w":
             return [replace(s, value=last) if start_s < seconds(s) < end_s else s for s in samples]
         resumed = [sample.value for sample in samples if seconds(sample) < end_s][-1]
-        kept = missing(start_s, end_s)(samples)
-        return [replace(s, value=s.value - resumed + last) if seconds(s) >= end_s else s for s in kept]
+        remaining = missing(start_s, end_s)(samples)
+        return [replace(s, value=s.value - resumed + last) if seconds(s) >= end_s else s for s in remaining]
 
     return drill
 
@@ -202,9 +202,9 @@ DRILLS = {
 def test_a_fault_gives_a_reason_and_no_energy(make, drill, reason):
     samples, source, _ = make(random.Random(0), window_s=2.0, period_s=0.02)
     assert isinstance(measured(samples, [source]), Energy)
-    found = measured(drill(samples), [source])
-    assert isinstance(found, str)
-    assert re.fullmatch(rf"{reason}: .* \(sim board, {source.metric}\)", found)
+    failure = measured(drill(samples), [source])
+    assert isinstance(failure, str)
+    assert re.fullmatch(rf"{reason}: .* \(sim board, {source.metric}\)", failure)
 
 
 @counts(100, 1_000)
@@ -217,10 +217,10 @@ def test_no_fault_by_chance_gives_a_wrong_total_in_silence(count):
         end_s = start_s + rng.uniform(0.02, 0.6) * window_s
         faults = [missing(start_s, end_s), stuck(start_s, end_s), lost_at(start_s), read_every(rng.uniform(0.3, 1.5))]
         faults += [reset_at(start_s)] * (source.metric == "energy_counter_j")
-        found = measured(rng.choice(faults)(samples), [source], window_s, read_s=read_s)
-        outcomes.append(found.partition(":")[0] if isinstance(found, str) else "energy")
-        if outcomes[-1] == "energy" and abs(found.energy_j - truth) > max(found.energy_err_j, 0.02 * truth):
-            wrong += [seed] * (not found.flags)
+        outcome = measured(rng.choice(faults)(samples), [source], window_s, read_s=read_s)
+        outcomes.append(outcome.partition(":")[0] if isinstance(outcome, str) else "energy")
+        if outcomes[-1] == "energy" and abs(outcome.energy_j - truth) > max(outcome.energy_err_j, 0.02 * truth):
+            wrong += [seed] * (not outcome.flags)
     assert wrong == []
     assert {"energy", "gaps", "not_covered", "too_few_updates", "counter_reset"} == set(outcomes) - {"late", "outliers"}
 
@@ -244,8 +244,8 @@ def test_few_missing_values_are_named_and_more_widen_the_bar(make):
     assert 0.0 < named.gap_share < 0.02 < widened.gap_share < 0.1
     assert named.flags == widened.flags == ["gaps"]
     assert widened.energy_err_j > named.energy_err_j + 2.0
-    for found in (whole, named, widened):
-        assert abs(found.energy_j - truth) <= found.energy_err_j
+    for measurement in (whole, named, widened):
+        assert abs(measurement.energy_j - truth) <= measurement.energy_err_j
 
 
 def test_a_window_too_short_for_its_sensor_has_a_wider_bar():
@@ -271,27 +271,27 @@ def at(t, value_of):
 @pytest.mark.parametrize("value_of", [lambda watts: 0.0, lambda watts: 100.0 * watts], ids=["zero", "hundredfold"])
 def test_a_glitch_is_left_out_and_named(value_of, averages):
     samples, source, _ = polled_run(random.Random(0), period_s=0.02, averages=averages)
-    clean, found = measured(samples, [source]), measured(at(1.0, value_of)(samples), [source])
-    assert (clean.flags, found.flags) == ([], ["glitch"])
-    assert found.energy_j == pytest.approx(clean.energy_j, abs=10.0 * 0.02)  # one value between the two levels
-    assert found.energy_err_j < 1.5 * clean.energy_err_j
+    clean, measurement = measured(samples, [source]), measured(at(1.0, value_of)(samples), [source])
+    assert (clean.flags, measurement.flags) == ([], ["glitch"])
+    assert measurement.energy_j == pytest.approx(clean.energy_j, abs=10.0 * 0.02)  # one value between the two levels
+    assert measurement.energy_err_j < 1.5 * clean.energy_err_j
 
 
 @pytest.mark.parametrize("averages", [True, False], ids=["averaging", "point"])
 def test_a_value_that_may_be_a_glitch_or_a_burst_is_named_and_the_bar_covers_both(averages):
     samples, source, truth = polled_run(random.Random(0), low=10.0, high=10.0, period_s=0.02, averages=averages)
-    found = measured(at(1.0, lambda watts: 3.0 * watts)(samples), [source])
-    assert found.flags == ["outlier"]
-    assert abs(found.energy_j - truth) <= found.energy_err_j <= 0.1 * truth
+    measurement = measured(at(1.0, lambda watts: 3.0 * watts)(samples), [source])
+    assert measurement.flags == ["outlier"]
+    assert abs(measurement.energy_j - truth) <= measurement.energy_err_j <= 0.1 * truth
 
 
 def test_a_counter_that_lost_part_of_an_update_has_a_bar_that_covers_it():
     for share in (0.1, 0.5, 0.9):
         samples, source, truth = counter_run(random.Random(0), window_s=2.0, period_s=0.1)
         lost = [replace(s, value=s.value - share * 5.0) if seconds(s) >= 1.0 else s for s in samples]
-        found = measured(lost, [source])
-        assert found.flags == ["outlier"]
-        assert share * 5.0 - 0.2 < truth - found.energy_j <= found.energy_err_j < share * 5.0 + 2.0
+        measurement = measured(lost, [source])
+        assert measurement.flags == ["outlier"]
+        assert share * 5.0 - 0.2 < truth - measurement.energy_j <= measurement.energy_err_j < share * 5.0 + 2.0
 
 
 def test_a_sensor_that_never_changes_gives_a_reason():
@@ -309,9 +309,9 @@ def test_a_counter_that_keeps_no_grid_has_a_bar_that_covers_it(jitter_s):
         if jitter_s > 0.05:
             times = list(accumulate((rng.uniform(0.03, 0.17) for _ in times), initial=-3.0))
         samples = [sample("energy_counter_j", t + rng.random() * READ_S, 50.0 * (t + 3.0)) for t in times]
-        found = measured(samples, [ticking], 1.0)
-        assert abs(found.energy_j - 50.0) <= 50.0 * 1.1 * READ_S  # not more than by the stamps as they are
-        covered += abs(found.energy_j - 50.0) <= found.energy_err_j
+        measurement = measured(samples, [ticking], 1.0)
+        assert abs(measurement.energy_j - 50.0) <= 50.0 * 1.1 * READ_S  # not more than by the stamps as they are
+        covered += abs(measurement.energy_j - 50.0) <= measurement.energy_err_j
     assert covered >= 90
 
 
@@ -320,8 +320,8 @@ def test_a_counter_is_not_late_on_a_load_that_falls():
     for seed in range(100):
         sensor = Sensor(random.Random(seed), 0.1)
         load = held(2.0, lambda i: 70.0 if i == 0 else 30.0, 1.2, 0.0, 0.2)
-        found = measured(sensor.changes(load, 2.0), [sensor.counter_source])
-        errors.append(found.energy_j - (load.energy(2.0) - load.energy(0.0)))
+        measurement = measured(sensor.changes(load, 2.0), [sensor.counter_source])
+        errors.append(measurement.energy_j - (load.energy(2.0) - load.energy(0.0)))
     assert abs(sum(errors) / 100) < 40.0 * READ_S / 5
 
 
@@ -347,27 +347,35 @@ def both_kinds():
 
 def test_the_counter_is_preferred_and_the_power_checks_it():
     counts, powers, sources = both_kinds()
-    found = measured(counts + powers, sources)
-    assert (found.metric, found.sensor_period_s, found.updates, found.flags) == ("energy_counter_j", 0.1, 20, [])
-    assert found.cross_check.metric == "power_w"
-    assert found.cross_check.energy_j == pytest.approx(100.0, rel=0.01)
-    assert found.gross_per_inference_j == found.energy_j / 100
+    measurement = measured(counts + powers, sources)
+    assert (measurement.metric, measurement.sensor_period_s, measurement.updates, measurement.flags) == (
+        "energy_counter_j",
+        0.1,
+        20,
+        [],
+    )
+    assert measurement.cross_check.metric == "power_w"
+    assert measurement.cross_check.energy_j == pytest.approx(100.0, rel=0.01)
+    assert measurement.gross_per_inference_j == measurement.energy_j / 100
 
 
 def test_sources_that_disagree_are_named_and_the_bar_covers_both():
     counts, powers, sources = both_kinds()
-    found = measured(counts + [replace(power, value=power.value * 1.1) for power in powers], sources)
-    assert found.flags == ["sources_disagree"]
-    assert found.energy_j == pytest.approx(100.0, rel=0.003)
-    assert found.energy_j + found.energy_err_j >= found.cross_check.energy_j + found.cross_check.energy_err_j
+    measurement = measured(counts + [replace(power, value=power.value * 1.1) for power in powers], sources)
+    assert measurement.flags == ["sources_disagree"]
+    assert measurement.energy_j == pytest.approx(100.0, rel=0.003)
+    assert (
+        measurement.energy_j + measurement.energy_err_j
+        >= measurement.cross_check.energy_j + measurement.cross_check.energy_err_j
+    )
 
 
 def test_the_power_stands_in_for_a_counter_that_fell_and_says_so():
     counts, powers, sources = both_kinds()
-    found = measured(reset_at(1.0)(counts) + powers, sources)
-    assert (found.metric, found.cross_check) == ("power_w", None)
-    assert len(found.flags) == 1
-    assert found.flags[0].startswith("counter_reset: ")
+    measurement = measured(reset_at(1.0)(counts) + powers, sources)
+    assert (measurement.metric, measurement.cross_check) == ("power_w", None)
+    assert len(measurement.flags) == 1
+    assert measurement.flags[0].startswith("counter_reset: ")
 
 
 BEFORE, AFTER = (-2.9, -0.5), (2.5, 4.9)
@@ -376,28 +384,28 @@ BEFORE, AFTER = (-2.9, -0.5), (2.5, 4.9)
 @pytest.mark.parametrize("make", [polled_run, counter_run], ids=["polled", "counter"])
 def test_net_is_without_the_idle_power_before_and_after(make):
     samples, source, truth = make(random.Random(0), window_s=2.0, low=50.0, high=50.0, period_s=0.1)
-    found = measured(samples, [source], inferences=10, idle=(span(*BEFORE), span(*AFTER)))
-    assert found.idle_w == pytest.approx(IDLE_W, rel=0.02)
-    assert found.idle_drift_w < 0.1
-    assert found.net_per_inference_j == pytest.approx((truth - 2.0 * IDLE_W) / 10, rel=0.01)
-    assert found.energy_err_j / 10 <= found.net_per_inference_err_j < found.energy_err_j / 10 + 0.02
+    measurement = measured(samples, [source], inferences=10, idle=(span(*BEFORE), span(*AFTER)))
+    assert measurement.idle_w == pytest.approx(IDLE_W, rel=0.02)
+    assert measurement.idle_drift_w < 0.1
+    assert measurement.net_per_inference_j == pytest.approx((truth - 2.0 * IDLE_W) / 10, rel=0.01)
+    assert measurement.energy_err_j / 10 <= measurement.net_per_inference_err_j < measurement.energy_err_j / 10 + 0.02
 
 
 def test_a_drift_of_idle_is_published_and_in_the_bar_of_net():
     samples, source, _ = polled_run(random.Random(0), period_s=0.02)
     warmer = [replace(s, value=s.value + 1.0) if seconds(s) > AFTER[0] else s for s in samples]
-    found = measured(warmer, [source], idle=(span(*BEFORE), span(*AFTER)))
-    assert found.idle_drift_w == pytest.approx(1.0, abs=0.02)
-    assert found.net_per_inference_err_j >= 0.5 * 2.0 / 100
+    measurement = measured(warmer, [source], idle=(span(*BEFORE), span(*AFTER)))
+    assert measurement.idle_drift_w == pytest.approx(1.0, abs=0.02)
+    assert measurement.net_per_inference_err_j >= 0.5 * 2.0 / 100
 
 
 @pytest.mark.parametrize("make", [polled_run, counter_run], ids=["polled", "counter"])
 @pytest.mark.parametrize("lost", [BEFORE, AFTER], ids=["before", "after"])
 def test_without_idle_on_both_sides_there_is_no_net(make, lost):
     samples, source, _ = make(random.Random(0), window_s=2.0)
-    found = measured(missing(*lost)(samples), [source], idle=(span(*BEFORE), span(*AFTER)))
-    assert (found.net_per_inference_j, found.idle_w) == (None, None)
-    assert "no_idle_baseline" in found.flags
+    measurement = measured(missing(*lost)(samples), [source], idle=(span(*BEFORE), span(*AFTER)))
+    assert (measurement.net_per_inference_j, measurement.idle_w) == (None, None)
+    assert "no_idle_baseline" in measurement.flags
 
 
 def part(energy_j, err_j, inferences, **fields):

@@ -207,10 +207,10 @@ def run(name, seed, load_of, fault, sensor):
     rng = random.Random(seed)
     window_s, read_s = rng.choice(WINDOWS_S), rng.choice(READS_S)
     facts = facts_of(rng, name, sensor, read_s)
-    one, read_s = Sensor(rng, **facts), facts["read_s"]
-    source = one.counter_source if sensor in COUNTERS else one.powers_source
+    device, read_s = Sensor(rng, **facts), facts["read_s"]
+    source = device.counter_source if sensor in COUNTERS else device.powers_source
     load = load_of(rng, window_s, energy.hold_s([source], read_s))
-    samples = one.changes(load, window_s) if sensor in COUNTERS else one.powers(load, window_s)
+    samples = device.changes(load, window_s) if sensor in COUNTERS else device.powers(load, window_s)
     window = span(0.0, window_s)
     inside = [i for i, each in enumerate(samples) if window.start_ns < each.t_ns < window.end_ns]
     samples = fault(rng, samples, inside, source.period_s)
@@ -221,10 +221,10 @@ def outcomes(name, load_of, fault, sensor, seeds):
     """Return the missed share of the runs, the share of null, and the median half-width as a share of the truth."""
     missed, halves = 0, []
     for seed in seeds:
-        found, truth_j = run(name, seed, load_of, fault, sensor)
-        if not isinstance(found, str):
-            missed += abs(found.energy_j - truth_j) > found.energy_err_j
-            halves.append(found.energy_err_j / truth_j)
+        outcome, truth_j = run(name, seed, load_of, fault, sensor)
+        if not isinstance(outcome, str):
+            missed += abs(outcome.energy_j - truth_j) > outcome.energy_err_j
+            halves.append(outcome.energy_err_j / truth_j)
     return missed / len(seeds), 1 - len(halves) / len(seeds), median(halves) if halves else math.nan
 
 

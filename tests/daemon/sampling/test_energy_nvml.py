@@ -35,8 +35,8 @@ def measured(tmp_path, monkeypatch):
         assert sampler.flush(WAIT_S)
         samples = sampler.samples.raw(Window(0, time.monotonic_ns()))
         sources = sampler.samples.power
-    found = [energy.measure(samples, sources, window, 1, PERIOD_S) for window in windows]
-    return found, [fake.energy_j(window.start_ns, window.end_ns) for window in windows]
+    energies = [energy.measure(samples, sources, window, 1, PERIOD_S) for window in windows]
+    return energies, [fake.energy_j(window.start_ns, window.end_ns) for window in windows]
 
 
 def test_the_bar_of_a_counter_covers_a_known_load(tmp_path, monkeypatch):
@@ -58,5 +58,5 @@ def test_the_bar_of_a_counter_covers_a_known_load(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_on_an_idle_machine_a_counter_is_right_within_a_third_of_a_percent(tmp_path, monkeypatch):
-    found, truths = measured(tmp_path, monkeypatch)
-    assert median([abs(each.energy_j - truth) / truth for each, truth in zip(found, truths, strict=True)]) <= 0.003
+    energies, truths = measured(tmp_path, monkeypatch)
+    assert median([abs(each.energy_j - truth) / truth for each, truth in zip(energies, truths, strict=True)]) <= 0.003

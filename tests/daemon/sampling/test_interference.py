@@ -28,17 +28,17 @@ def flagged(samples, device="cuda"):
 
 def test_nothing_disturbed_and_nothing_sampled():
     for samples in ([], series("gpu_clock_hz", lambda t: 1.5e9)):
-        found = assess(samples, BLOCKS, MEDIANS_MS, "cuda")
-        assert found.reasons == [[]] * 10
-        assert found.clean == found.as_experienced
-        assert not found.all_flagged
+        interference = assess(samples, BLOCKS, MEDIANS_MS, "cuda")
+        assert interference.reasons == [[]] * 10
+        assert interference.clean == interference.as_experienced
+        assert not interference.all_flagged
 
 
 @pytest.mark.parametrize(("device", "metric"), [("cuda", "gpu_clock_hz"), ("cpu", "cpu_clock_hz")])
 @pytest.mark.parametrize(("hz", "low"), [(0.96e9, True), (0.98e9, False), (1.2e9, False)])
 def test_a_clock_below_97_percent_of_its_median(device, metric, hz, low):
-    found = flagged(series(metric, inside(2.0, 2.5, hz, 1.0e9)), device)
-    assert found == ({4: ["low_clock"]} if low else {})
+    by_block = flagged(series(metric, inside(2.0, 2.5, hz, 1.0e9)), device)
+    assert by_block == ({4: ["low_clock"]} if low else {})
 
 
 def test_clocks_of_the_other_device_and_of_single_clusters_do_not_count():
@@ -84,38 +84,38 @@ def test_a_block_shorter_than_the_sampling_takes_the_next_clock():
 
 
 def test_clean_leaves_the_disturbed_blocks_out_and_as_experienced_does_not():
-    found = assess(series("cpu_steal_percent", inside(2.2, 2.3, 10.0, 0.0)), BLOCKS, MEDIANS_MS, "cpu")
-    assert found.clean.median_ms == pytest.approx(2.0)
-    assert found.as_experienced.median_ms == pytest.approx(2.04)
-    assert (found.clean.blocks, found.as_experienced.blocks) == (9, 10)
-    assert 1.98 < found.clean.low_ms < 2.0 < found.clean.high_ms < 2.02
-    assert found.as_experienced.high_ms > 2.1
+    interference = assess(series("cpu_steal_percent", inside(2.2, 2.3, 10.0, 0.0)), BLOCKS, MEDIANS_MS, "cpu")
+    assert interference.clean.median_ms == pytest.approx(2.0)
+    assert interference.as_experienced.median_ms == pytest.approx(2.04)
+    assert (interference.clean.blocks, interference.as_experienced.blocks) == (9, 10)
+    assert 1.98 < interference.clean.low_ms < 2.0 < interference.clean.high_ms < 2.02
+    assert interference.as_experienced.high_ms > 2.1
 
 
 def test_clean_is_never_empty():
-    found = assess(series("gpu_throttle_reasons", lambda t: 0x40), BLOCKS, MEDIANS_MS, "cuda")
-    assert found.all_flagged
-    assert found.clean == found.as_experienced
-    assert found.clean.blocks == 10
+    interference = assess(series("gpu_throttle_reasons", lambda t: 0x40), BLOCKS, MEDIANS_MS, "cuda")
+    assert interference.all_flagged
+    assert interference.clean == interference.as_experienced
+    assert interference.clean.blocks == 10
 
 
 def test_over_processes_the_blocks_add_up_and_the_medians_are_geometric_means():
     faults = series("process_major_faults_per_s", inside(2.0, 2.5, 3.0, 0.0))
-    found = [assess(samples, BLOCKS, MEDIANS_MS, "cpu") for samples in (faults, [])]
-    both = disturbed([ProcessResult(status="ok", interference=one) for one in found])
+    interferences = [assess(samples, BLOCKS, MEDIANS_MS, "cpu") for samples in (faults, [])]
+    both = disturbed([ProcessResult(status="ok", interference=interference) for interference in interferences])
     assert (both.blocks, both.reasons) == (20, ["major_faults"])
-    assert both.disturbed == sum(map(bool, found[0].reasons)) > 0
-    assert both.clean_ms == pytest.approx((found[0].clean.median_ms * found[1].clean.median_ms) ** 0.5)
-    assert both.as_experienced_ms == pytest.approx(found[0].as_experienced.median_ms)
-    assert disturbed([ProcessResult(status="ok", interference=found[1]), ProcessResult(status="ok")]) is None
+    assert both.disturbed == sum(map(bool, interferences[0].reasons)) > 0
+    assert both.clean_ms == pytest.approx((interferences[0].clean.median_ms * interferences[1].clean.median_ms) ** 0.5)
+    assert both.as_experienced_ms == pytest.approx(interferences[0].as_experienced.median_ms)
+    assert disturbed([ProcessResult(status="ok", interference=interferences[1]), ProcessResult(status="ok")]) is None
 
 
 def test_a_process_with_a_time_of_zero_tells_nothing():
-    found = assess(series("process_major_faults_per_s", lambda t: 3.0), BLOCKS, MEDIANS_MS, "cpu")
-    zero = msgspec.structs.replace(found, clean=msgspec.structs.replace(found.clean, median_ms=0.0))
+    normal = assess(series("process_major_faults_per_s", lambda t: 3.0), BLOCKS, MEDIANS_MS, "cpu")
+    zero = msgspec.structs.replace(normal, clean=msgspec.structs.replace(normal.clean, median_ms=0.0))
     assert disturbed([ProcessResult(status="ok", interference=zero)]) is None
-    both = disturbed([ProcessResult(status="ok", interference=one) for one in (zero, found)])
-    assert (both.blocks, both.clean_ms) == (10, pytest.approx(found.clean.median_ms))
+    both = disturbed([ProcessResult(status="ok", interference=interference) for interference in (zero, normal)])
+    assert (both.blocks, both.clean_ms) == (10, pytest.approx(normal.clean.median_ms))
 
 
 def test_blocks_in_which_a_quota_stopped_it():

@@ -37,21 +37,21 @@ def test_a_summary_is_of_the_samples_in_the_window_and_no_others(points, start, 
     if not inside:
         assert summaries == {}
         return
-    found = summaries["power_w"]
-    assert (found.minimum, found.maximum, found.samples, found.source) == (
+    summary = summaries["power_w"]
+    assert (summary.minimum, summary.maximum, summary.samples, summary.source) == (
         min(inside),
         max(inside),
         len(inside),
         "fake",
     )
-    assert found.mean == pytest.approx(sum(inside) / len(inside))
+    assert summary.mean == pytest.approx(sum(inside) / len(inside))
 
 
 def test_raw_samples_are_those_of_the_window_and_keep_their_names():
     samples = Samples(["fake"], 0.1)
-    kept = [power(10, 1.0), power(20, 2.0, rail="VDD"), power(20, 3.0)]
-    samples.add(batch(30, [power(5, 0.0), *kept, power(25, 4.0)]))
-    assert sorted(map(str, samples.raw(Window(10, 20)))) == sorted(map(str, kept))
+    inside = [power(10, 1.0), power(20, 2.0, rail="VDD"), power(20, 3.0)]
+    samples.add(batch(30, [power(5, 0.0), *inside, power(25, 4.0)]))
+    assert sorted(map(str, samples.raw(Window(10, 20)))) == sorted(map(str, inside))
 
 
 @given(st.lists(st.integers(1, 50), min_size=2, max_size=20), st.integers(0, 600))

@@ -53,15 +53,15 @@ def test_two_suites_that_give_one_case_other_calibration_are_refused_if_it_reads
 
 
 def test_a_suite_that_is_due_is_begun_and_measured_case_by_case():
-    one = made(SUITE)
-    one.look(1000.0, 20.0, "d")
-    assert one.next_due("d") == ("s", 4600.0)
-    assert one.next(nothing) is None
-    assert one.look(4600.0, 3620.0, "d")
-    entry, (planned, *_) = one.next(nothing)
+    service_agenda = made(SUITE)
+    service_agenda.look(1000.0, 20.0, "d")
+    assert service_agenda.next_due("d") == ("s", 4600.0)
+    assert service_agenda.next(nothing) is None
+    assert service_agenda.look(4600.0, 3620.0, "d")
+    entry, (planned, *_) = service_agenda.next(nothing)
     assert (planned.case.case_id, entry.left) == (CASES[0], CASES)
-    one.skip(entry.suite_id, CASES[0])
-    assert one.next(nothing)[1][0].case.case_id == CASES[1]
+    service_agenda.skip(entry.suite_id, CASES[0])
+    assert service_agenda.next(nothing)[1][0].case.case_id == CASES[1]
 
 
 BOOTS = {"never set": 0.0, "of last week": NOW_S - 7 * 24 * HOUR_S, "right": None}
@@ -69,13 +69,13 @@ BOOTS = {"never set": 0.0, "of last week": NOW_S - 7 * 24 * HOUR_S, "right": Non
 
 def booted(state, wall_s, true_s, hours, *, is_set=True):
     """Return the state after so many hours of a boot whose clock begins at `wall_s` and may be set after a minute."""
-    one = made(msgspec.structs.replace(SUITE, every="7d"), state=state)
+    service_agenda = made(msgspec.structs.replace(SUITE, every="7d"), state=state)
     ahead_s = true_s if wall_s is None else wall_s
     for up_s in range(10, int(hours * HOUR_S), 60):
         if is_set and up_s > 60:
             ahead_s = true_s
-        one.look(ahead_s + up_s, up_s, "d")
-    return one._facts.schedule
+        service_agenda.look(ahead_s + up_s, up_s, "d")
+    return service_agenda._facts.schedule
 
 
 @pytest.mark.parametrize("clock", BOOTS.values(), ids=BOOTS)
@@ -102,11 +102,11 @@ def test_a_daily_start_missed_while_the_board_was_off_is_made_up_once():
     state = made(msgspec.structs.replace(SUITE, every=None, at="02:30"))
     state.look(NOW_S, 10.0, "d")
     for clock in BOOTS.values():
-        one = made(msgspec.structs.replace(SUITE, every=None, at="02:30"), state=state._facts.schedule)
-        one.look(NOW_S + 48 * HOUR_S if clock is None else clock + 10.0, 10.0, "d")
-        one.look(NOW_S + 48 * HOUR_S + 60.0, 70.0, "d")
-        one.look(NOW_S + 48 * HOUR_S + 120.0, 130.0, "d")
-        assert [entry.left for entry in one.runs] == [CASES]
+        service_agenda = made(msgspec.structs.replace(SUITE, every=None, at="02:30"), state=state._facts.schedule)
+        service_agenda.look(NOW_S + 48 * HOUR_S if clock is None else clock + 10.0, 10.0, "d")
+        service_agenda.look(NOW_S + 48 * HOUR_S + 60.0, 70.0, "d")
+        service_agenda.look(NOW_S + 48 * HOUR_S + 120.0, 130.0, "d")
+        assert [entry.left for entry in service_agenda.runs] == [CASES]
 
 
 def test_a_clock_that_was_a_year_ahead_is_believed_no_longer_than_a_day_after_the_next_boot():
@@ -117,19 +117,19 @@ def test_a_clock_that_was_a_year_ahead_is_believed_no_longer_than_a_day_after_th
 
 
 def test_a_pass_that_waits_lets_the_next_one_by_and_is_named_where_all_wait():
-    one = made(SUITE)
-    one._facts.schedule = begin(one._facts.schedule, SUITE, CASES)
-    by_command = one.begin(Suite(models=["square"], variants=["eager"]))
-    entry, _ = one.next(lambda entry: None if entry.by_command else "too warm")
+    service_agenda = made(SUITE)
+    service_agenda._facts.schedule = begin(service_agenda._facts.schedule, SUITE, CASES)
+    by_command = service_agenda.begin(Suite(models=["square"], variants=["eager"]))
+    entry, _ = service_agenda.next(lambda entry: None if entry.by_command else "too warm")
     assert entry.suite_id == by_command.suite_id
-    assert one.next(lambda entry: "too warm") == "s: too warm"
+    assert service_agenda.next(lambda entry: "too warm") == "s: too warm"
 
 
 def test_a_case_that_is_gone_is_skipped_with_a_word():
     state = begin(begin(Schedule(), SUITE, ["gone", CASES[0]]), Suite(models=["no-such-model"]), ["x"])
-    one = made(SUITE, state=state)
-    assert one.next(lambda entry: "warm") == "s: gone skipped: no longer a case of this suite"
-    assert [entry.left for entry in one.runs] == [[CASES[0]]]
+    service_agenda = made(SUITE, state=state)
+    assert service_agenda.next(lambda entry: "warm") == "s: gone skipped: no longer a case of this suite"
+    assert [entry.left for entry in service_agenda.runs] == [[CASES[0]]]
 
 
 @pytest.mark.parametrize(
@@ -150,24 +150,24 @@ def test_what_cannot_be_planned_is_refused(suite, words):
 
 
 def test_too_many_passes_are_refused_and_cancelled_by_id_or_altogether():
-    one = made()
-    ids = [one.begin(SUITE).suite_id for _ in range(agenda.MAX_PASSES)]
+    service_agenda = made()
+    ids = [service_agenda.begin(SUITE).suite_id for _ in range(agenda.MAX_PASSES)]
     with pytest.raises(UsageError, match="20 runs are already waiting"):
-        one.begin(SUITE)
-    assert one.cancel(ids[3]) == [ids[3]]
-    assert one.cancel("unknown") == []
-    assert len(one.cancel(None)) == agenda.MAX_PASSES - 1
-    assert one.runs == []
+        service_agenda.begin(SUITE)
+    assert service_agenda.cancel(ids[3]) == [ids[3]]
+    assert service_agenda.cancel("unknown") == []
+    assert len(service_agenda.cancel(None)) == agenda.MAX_PASSES - 1
+    assert service_agenda.runs == []
 
 
 def test_only_a_result_of_a_suite_says_whether_its_case_is_measured_once_more():
     again_s = {CASES[0]: NOW_S, CASES[1]: NOW_S}
 
     def after(suite, at_s):
-        one = made(SUITE, state=begin(Schedule(again_s=again_s), suite, CASES))
+        service_agenda = made(SUITE, state=begin(Schedule(again_s=again_s), suite, CASES))
         case = Case(model="square", options={"size": 16})
-        one.finish(records_made.made(case=case, suite_id=one.runs[0].suite_id), 1.0, at_s)
-        return one._facts.schedule.again_s
+        service_agenda.finish(records_made.made(case=case, suite_id=service_agenda.runs[0].suite_id), 1.0, at_s)
+        return service_agenda._facts.schedule.again_s
 
     listed = msgspec.structs.replace(SUITE, name="", every=None)
     assert after(listed, None) == after(listed, NOW_S + HOUR_S) == again_s
@@ -183,19 +183,21 @@ def test_when_a_suite_begins_is_said_as_the_configuration_says_it(suite, text):
 
 
 def test_a_run_by_command_has_a_time_limit_and_comes_after_what_is_due():
-    one = made(SUITE)
-    one.look(1000.0, 20.0, "d")
-    asked = one.begin(msgspec.structs.replace(SUITE, name="", every=None))
-    assert asked.suite.time_limit_s == agenda.COMMANDED_S
-    assert one.begin(msgspec.structs.replace(SUITE, time_limit_s=60.0)).suite.time_limit_s == 60.0
-    assert one.next(nothing)[0] == asked
-    one.look(4600.0, 3620.0, "d")
-    entry, _ = one.next(nothing)
+    service_agenda = made(SUITE)
+    service_agenda.look(1000.0, 20.0, "d")
+    by_command = service_agenda.begin(msgspec.structs.replace(SUITE, name="", every=None))
+    assert by_command.suite.time_limit_s == agenda.COMMANDED_S
+    assert service_agenda.begin(msgspec.structs.replace(SUITE, time_limit_s=60.0)).suite.time_limit_s == 60.0
+    assert service_agenda.next(nothing)[0] == by_command
+    service_agenda.look(4600.0, 3620.0, "d")
+    entry, _ = service_agenda.next(nothing)
     assert not entry.by_command
-    one._facts.schedule = schedule.drop(one._facts.schedule, entry.suite_id)
-    assert one.next(nothing)[0] == asked
-    one._facts.schedule = schedule.finish(one._facts.schedule, asked.suite_id, CASES[0], agenda.COMMANDED_S)
-    assert not one.is_under_way(asked.suite_id)
+    service_agenda._facts.schedule = schedule.drop(service_agenda._facts.schedule, entry.suite_id)
+    assert service_agenda.next(nothing)[0] == by_command
+    service_agenda._facts.schedule = schedule.finish(
+        service_agenda._facts.schedule, by_command.suite_id, CASES[0], agenda.COMMANDED_S
+    )
+    assert not service_agenda.is_under_way(by_command.suite_id)
 
 
 def test_a_batch_that_memory_cannot_hold_is_refused_by_command():

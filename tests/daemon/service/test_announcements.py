@@ -17,16 +17,16 @@ def introduced(tmp_path, known, planned):
 
 
 def test_a_case_that_has_left_is_taken_away_at_every_start_until_it_is_planned_again(tmp_path):
-    taken, known = introduced(tmp_path, [], ["a", "b"])
-    assert taken == set()
+    removed, known = introduced(tmp_path, [], ["a", "b"])
+    assert removed == set()
     for _ in ("reload while the broker is away", "restart"):
-        taken, known = introduced(tmp_path, known, ["a"])
-        assert taken == {TOPICS.latest("b")}
+        removed, known = introduced(tmp_path, known, ["a"])
+        assert removed == {TOPICS.latest("b")}
     assert introduced(tmp_path, known, ["a", "b"]) == (set(), [TOPICS.latest("a"), TOPICS.latest("b")])
 
 
 def test_of_many_that_have_left_the_last_ones_stay_known(tmp_path):
     old, new = [[f"{letter}{number:03}" for number in range(MAX_GONE)] for letter in "ab"]
-    taken, known = introduced(tmp_path, list(map(TOPICS.latest, old + new)), ["c"])
-    assert taken == {TOPICS.latest(case_id) for case_id in old + new}
+    removed, known = introduced(tmp_path, list(map(TOPICS.latest, old + new)), ["c"])
+    assert removed == {TOPICS.latest(case_id) for case_id in old + new}
     assert known == [TOPICS.latest(case_id) for case_id in (*new, "c")]

@@ -12,8 +12,8 @@ from records_made import ENERGY, ENVIRONMENT, INFO, PASSED, made, timing
 from services import state_in
 
 from benchd.daemon import config
-from benchd.daemon.config import Shipped
-from benchd.daemon.delivery.messages import Deployed
+from benchd.daemon.config import ShippedFolder
+from benchd.daemon.delivery.messages import DeployedFolder
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import Case, ModelFacts, ProcessResult, Variant, encode
@@ -23,12 +23,12 @@ from benchd.daemon.shipping import manifest as manifests
 from benchd.daemon.verdicts.results import JOURNAL
 
 DAY = 86400.0
-FOLDER = Shipped(path="/srv/net")
+FOLDER = ShippedFolder(path="/srv/net")
 MODEL = ModelFacts(options={}, input_shape=[3], parameters=1, weights="w", weights_sha256="same", data="random")
 
 
 def said(verdict="kept", **fields):
-    return Deployed(name="net", case_id="c", verdict=verdict, since="then", t_wall="then", **fields)
+    return DeployedFolder(name="net", case_id="c", verdict=verdict, since="then", t_wall="then", **fields)
 
 
 def record(variant, median_ms, weights="same", joules=0.5, power_mode=None, **case):
@@ -42,7 +42,7 @@ def record(variant, median_ms, weights="same", joules=0.5, power_mode=None, **ca
         environment=msgspec.structs.replace(ENVIRONMENT, power_mode=power_mode),
         check=PASSED,
         model=msgspec.structs.replace(MODEL, weights_sha256=weights),
-        processes=[ProcessResult(status="ok", timing=one, energy=energy) for one in times],
+        processes=[ProcessResult(status="ok", timing=process_timing, energy=energy) for process_timing in times],
     )
 
 
@@ -67,13 +67,13 @@ def events(state):
 
 
 def test_a_folder_is_due_at_first_at_its_time_and_after_a_change():
-    one, kept = Shipped(path="/srv/net", every="1d"), Verification(1000.0, "as it is", said(), False)
-    assert deployed.is_due(one, None, 1000.0, "as it is")
-    assert not deployed.is_due(one, kept, 1000.0 + DAY / 2, "as it is")
-    assert deployed.is_due(one, kept, 1000.0 + DAY, "as it is")
-    assert deployed.is_due(one, kept, 1001.0, "changed")
-    assert not deployed.is_due(Shipped(path="/srv/net"), kept, 1000.0 + 90 * DAY, "as it is")
-    assert deployed.is_due(one, Verification(1000.0 + 30 * DAY, "as it is", said(), False), 1000.0, "as it is")
+    folder, before = ShippedFolder(path="/srv/net", every="1d"), Verification(1000.0, "as it is", said(), False)
+    assert deployed.is_due(folder, None, 1000.0, "as it is")
+    assert not deployed.is_due(folder, before, 1000.0 + DAY / 2, "as it is")
+    assert deployed.is_due(folder, before, 1000.0 + DAY, "as it is")
+    assert deployed.is_due(folder, before, 1001.0, "changed")
+    assert not deployed.is_due(ShippedFolder(path="/srv/net"), before, 1000.0 + 90 * DAY, "as it is")
+    assert deployed.is_due(folder, Verification(1000.0 + 30 * DAY, "as it is", said(), False), 1000.0, "as it is")
 
 
 def test_a_folder_whose_file_the_service_may_read_by_now_is_due():
@@ -84,7 +84,7 @@ def test_a_folder_whose_file_the_service_may_read_by_now_is_due():
             Path(place, name).chmod(0o600)
 
         def fingerprint():
-            return deployed.fingerprint_of(Shipped(path=place), "machine")
+            return deployed.fingerprint_of(ShippedFolder(path=place), "machine")
 
         user = os.getuid()
         os.setreuid(user or 65534, -1)  # root may read every file
@@ -97,15 +97,15 @@ def test_a_folder_whose_file_the_service_may_read_by_now_is_due():
 
 
 def test_a_folder_that_cannot_be_read_breaks_its_promise_and_its_place_is_not_told():
-    one = Shipped(path="/srv/secret/net")
-    found = deployed.document(one, None, "/srv/secret/net: model.onnx is missing", None, "")
-    assert (found.verdict, found.is_broken, found.reason) == ("broken", True, "net: model.onnx is missing")
+    folder = ShippedFolder(path="/srv/secret/net")
+    document = deployed.document(folder, None, "/srv/secret/net: model.onnx is missing", None, "")
+    assert (document.verdict, document.is_broken, document.reason) == ("broken", True, "net: model.onnx is missing")
 
 
 def test_the_time_since_when_a_verdict_stands_is_kept():
-    one, before = Shipped(path="/srv/net"), Verification(0.0, "", said("broken"), False)
-    assert deployed.document(one, None, "still", before, "").since == "then"
-    assert deployed.document(one, None, "still", Verification(0.0, "", said("kept"), False), "").since != "then"
+    folder, before = ShippedFolder(path="/srv/net"), Verification(0.0, "", said("broken"), False)
+    assert deployed.document(folder, None, "still", before, "").since == "then"
+    assert deployed.document(folder, None, "still", Verification(0.0, "", said("kept"), False), "").since != "then"
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,8 @@ def test_a_folder_that_was_mended_or_replaced_breaks_a_promise_of_its_own(state)
     ],
 )
 def test_a_variant_that_the_plan_shows_ahead_is_named_with_its_interval(records, ahead):
-    found = deployed.better(shipped(), records)
-    assert found == ahead or (ahead and found.startswith(ahead))
+    lead = deployed.better(shipped(), records)
+    assert lead == ahead or (ahead and lead.startswith(ahead))
 
 
 def test_a_variant_ahead_is_told_once_whatever_becomes_of_the_journal(state, tmp_path, monkeypatch):
@@ -163,28 +163,28 @@ def test_a_variant_ahead_is_told_once_whatever_becomes_of_the_journal(state, tmp
         deployed.verify(state, FOLDER)
         return state.facts.shipped[FOLDER.called].published.better
 
-    found = better(record("eager", 10.0), record("onnxruntime", 7.0))
-    assert found.startswith("onnxruntime, 1.43x")
+    lead = better(record("eager", 10.0), record("onnxruntime", 7.0))
+    assert lead.startswith("onnxruntime, 1.43x")
     state.records.rotate(1)
-    assert better() == found
-    assert better(record("eager", 10.0)) == found
+    assert better() == lead
+    assert better(record("eager", 10.0)) == lead
     (tmp_path / JOURNAL).rename(tmp_path / "rotated")
     shutil.rmtree(tmp_path / "runs")
-    assert better() == found
+    assert better() == lead
     assert better(record("eager", 10.0), record("onnxruntime", 6.0)).startswith("onnxruntime, 1.67x")
     assert events(state).count("shipped_behind") == 1
 
 
 def test_a_lead_in_joules_is_named_in_joules():
-    found = deployed.better(
+    lead = deployed.better(
         shipped(objective="energy"), [record("eager", 10.0, joules=0.4), record("onnxruntime", 9.0, joules=0.2)]
     )
-    assert found.startswith("onnxruntime, 2x [1.8")
+    assert lead.startswith("onnxruntime, 2x [1.8")
 
 
 def test_each_folder_has_a_sensor():
-    found = msgspec.json.decode(homeassistant.discovery(Topics("d"), INFO, ["net"]))["cmps"]["shipped_net"]
-    assert found["state_topic"] == "benchd/v1/d/shipped/net"
+    sensor = msgspec.json.decode(homeassistant.discovery(Topics("d"), INFO, ["net"]))["cmps"]["shipped_net"]
+    assert sensor["state_topic"] == "benchd/v1/d/shipped/net"
 
 
 @pytest.mark.parametrize(

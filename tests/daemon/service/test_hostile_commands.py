@@ -10,7 +10,7 @@ from simulations import counts
 
 from benchd.daemon.config import Config, Suite
 from benchd.daemon.delivery.commands import MAX_BYTES, PARAMETERS, VERBS, Gate
-from benchd.daemon.delivery.connection import Arrived
+from benchd.daemon.delivery.connection import IncomingMessage
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring.plan import Machine
@@ -54,16 +54,16 @@ def commands(draw):
 
 def carried_out(message):
     """Return whether the service does what a message says, as far as the measurement; all else is a refusal."""
-    found = Gate(TOPICS, "all").take(message, 1000.0, WALL_S)
-    assert found.answer_to is None or found.answer_to.startswith(f"{TOPICS.root}resp/")
-    if found.refusal:
+    command = Gate(TOPICS, "all").take(message, 1000.0, WALL_S)
+    assert command.answer_to is None or command.answer_to.startswith(f"{TOPICS.root}resp/")
+    if command.refusal:
         return False
-    assert found.verb in VERBS
+    assert command.verb in VERBS
     assert not message.retained
     assert len(message.body) <= MAX_BYTES
-    if found.verb == "replay":
-        assert found.parameters.first >= 1
-    return found.verb != "run" or begun(found.parameters)
+    if command.verb == "replay":
+        assert command.parameters.first >= 1
+    return command.verb != "run" or begun(command.parameters)
 
 
 def begun(given):
@@ -85,7 +85,7 @@ def test_no_message_raises_an_error_or_gets_past_the_verbs(count):
     @example((f"{TOPICS.root}cmd/run", b"[" * MAX_BYTES), False, None)
     @example((f"{TOPICS.root}cmd/run", b"x" * (MAX_BYTES + 1)), False, None)
     def arrives(command, retained, response_topic):
-        carried_out(Arrived(*command, WALL_S, retained, response_topic, b"\0\xff"))
+        carried_out(IncomingMessage(*command, WALL_S, retained, response_topic, b"\0\xff"))
 
     arrives()
 
@@ -93,4 +93,4 @@ def test_no_message_raises_an_error_or_gets_past_the_verbs(count):
 @pytest.mark.parametrize(("verb", "given"), VALID)
 def test_what_is_valid_is_carried_out(verb, given):
     body = msgspec.json.encode({"id": "1"} | given)
-    assert carried_out(Arrived(f"{TOPICS.root}cmd/{verb}", body, WALL_S))
+    assert carried_out(IncomingMessage(f"{TOPICS.root}cmd/{verb}", body, WALL_S))

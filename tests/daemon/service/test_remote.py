@@ -7,7 +7,7 @@ from services import state_in
 
 from benchd.daemon.config import Config, DeviceConfig, Suite
 from benchd.daemon.delivery.commands import Gate
-from benchd.daemon.delivery.connection import Arrived
+from benchd.daemon.delivery.connection import IncomingMessage
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.service import agenda as agenda_module
 from benchd.daemon.service import remote
@@ -29,7 +29,7 @@ class Asked:
         self._asked += 1
         beside = {"expire_s": given.pop("expire_s")} if "expire_s" in given else {}
         body = msgspec.json.encode({"id": str(self._asked), "client": "me", **given})
-        self.link.state.commands.append(Arrived(f"{TOPICS.root}cmd/{verb}", body, 0.0, **beside))
+        self.link.state.commands.append(IncomingMessage(f"{TOPICS.root}cmd/{verb}", body, 0.0, **beside))
 
     def answers(self, *, timed=False):
         """Take in what has come; return the answers that there are then, by id."""
@@ -68,10 +68,10 @@ def test_a_replay_names_one_of_the_logs_and_no_other(asked):
     for log_id in ("another", asked.link.delivery.records.log.id, events.id):
         asked.hear("replay", log=log_id, **{"from": 1, "to": 2})
     asked.hear("replay")
-    other, results, told, unnamed = asked.answers().values()
+    other, results, of_events, unnamed = asked.answers().values()
     reason = "this device has no such log; its health lists its logs"
     assert (other["accepted"], other["reason"]) == (False, reason)
-    assert (results["rows"], told["rows"]) == (2, 1)
+    assert (results["rows"], of_events["rows"]) == (2, 1)
     assert unnamed["rows"] == 3
 
 
@@ -140,13 +140,13 @@ def test_a_client_that_cannot_be_answered_is_refused_and_the_log_says_so(asked, 
     asked.hear("run", client=client, suite="s")
     assert asked.answers() == {}
     assert not asked.agenda.runs
-    said = capsys.readouterr().err
-    assert said == "command refused: client: use letters, digits, '.', '-' and '_' in at most three levels\n"
+    log = capsys.readouterr().err
+    assert log == "command refused: client: use letters, digits, '.', '-' and '_' in at most three levels\n"
 
 
 def test_what_the_log_quotes_of_a_command_is_one_line(asked, capsys):
     asked.hear("run", **{"x\nbenchd: all is well\x1b[2J": 1})
     asked.answers()
-    said = capsys.readouterr().err
-    assert "unknown field" in said
-    assert said.isprintable() or said[:-1].isprintable()
+    log = capsys.readouterr().err
+    assert "unknown field" in log
+    assert log.isprintable() or log[:-1].isprintable()

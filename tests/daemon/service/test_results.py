@@ -58,12 +58,12 @@ def bodies(state):
 
 
 def test_the_link_is_held_from_the_warm_up_to_the_end_of_the_timed_runs(state):
-    sink, held = results.ResultSink(state), {}
+    sink, by_stage = results.ResultSink(state), {}
     for stage in ("import", "build", "load", "check", "warm_up", "measure", "probe"):
         sink.stage(PLANNED, 0, stage)
-        held[stage] = (state.link.is_held, state.is_timed)
-    assert [stage for stage, now in held.items() if now == (True, True)] == ["warm_up", "measure"]
-    assert all(now in ((True, True), (False, False)) for now in held.values())
+        by_stage[stage] = (state.link.is_held, state.is_timed)
+    assert [stage for stage, now in by_stage.items() if now == (True, True)] == ["warm_up", "measure"]
+    assert all(now in ((True, True), (False, False)) for now in by_stage.values())
     for leave in (lambda: cases._end(state), lambda: publish(state, made())):
         sink.stage(PLANNED, 0, "measure")
         leave()

@@ -18,9 +18,9 @@ from manifests_made import manifest
 from records_made import made
 
 from benchd.daemon import records
-from benchd.daemon.config import Conditions, Shipped, Suite
+from benchd.daemon.config import Conditions, ShippedFolder, Suite
 from benchd.daemon.delivery import disk
-from benchd.daemon.delivery.connection import Arrived
+from benchd.daemon.delivery.connection import IncomingMessage
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.machine import folders
@@ -65,7 +65,7 @@ def events_of(state):
 
 def ship(state, *folders, **fields):
     """Configure these folders to be verified."""
-    shipped = [Shipped(path=str(folder), **fields) for folder in folders]
+    shipped = [ShippedFolder(path=str(folder), **fields) for folder in folders]
     settings = msgspec.structs.replace(state.settings, shipped=shipped)
     service.configure_again(state, settings, plan.inspect("auto"), "other folders")
 
@@ -153,7 +153,7 @@ def test_no_telemetry_is_sent_while_a_case_on_all_cores_is_timed(state, monkeypa
 def test_a_reload_keeps_what_the_old_connection_has_heard(state):
     old = state.link
     body = msgspec.json.encode({"id": "1", "client": "me"})
-    old.state.commands.append(Arrived("benchd/v1/d/cmd/list", body, arrived_s=0.0))
+    old.state.commands.append(IncomingMessage("benchd/v1/d/cmd/list", body, arrived_s=0.0))
     old.state.events.append(("not_sent", "x"))
     service.reload(state)
     assert state.link is not old
@@ -172,8 +172,8 @@ def test_a_signal_that_comes_before_the_session_listens_ends_the_case_too(state)
 def test_a_shipped_folder_that_the_service_may_not_read_ends_no_service(state, tmp_path):
     ship(state, tmp_path / ("n" * 300) / "net")
     service.verify_due(state)
-    (said,) = [known.published for known in state.facts.shipped.values()]
-    assert (said.verdict, said.reason) == ("broken", "net/manifest.json: File name too long")
+    (published,) = [known.published for known in state.facts.shipped.values()]
+    assert (published.verdict, published.reason) == ("broken", "net/manifest.json: File name too long")
 
 
 def test_what_was_shipped_at_the_shell_is_another_user_s_and_the_alarm_names_the_key(state, tmp_path, monkeypatch):
@@ -184,8 +184,8 @@ def test_what_was_shipped_at_the_shell_is_another_user_s_and_the_alarm_names_the
     monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "of-the-service"))
     ship(state, tmp_path / "net")
     service.verify_due(state)
-    (said,) = [known.published for known in state.facts.shipped.values()]
-    assert said.reason == (
+    (published,) = [known.published for known in state.facts.shipped.values()]
+    assert published.reason == (
         f"net: loading it runs Python code (code/), which this user ({folders.user()}) did not ship; if you know who "
         "did, give --trust-code, or for the service set trust_code = true in [[shipped]]"
     )

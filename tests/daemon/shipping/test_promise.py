@@ -12,14 +12,14 @@ from simulations import counts, most
 
 from benchd.daemon.records import Check, LayerTime, ProcessResult
 from benchd.daemon.shipping import promise
-from benchd.daemon.shipping.manifest import Promised
+from benchd.daemon.shipping.manifest import PromisedResults
 
 HERE = made().environment
 PROMISED = [9.98, 10.0, 10.02, 9.99, 10.01]
 
 
 def shipped(times_ms=PROMISED, environment=HERE):
-    promised = Promised(processes_ms=list(times_ms), latency_ms=10.0, low_ms=None, high_ms=None)
+    promised = PromisedResults(processes_ms=list(times_ms), latency_ms=10.0, low_ms=None, high_ms=None)
     return manifest(promised=promised, environment=environment)
 
 
@@ -39,9 +39,9 @@ def measured(times_ms, check=PASSED, status="ok", **fields):
     ],
 )
 def test_times_are_judged_against_the_promise(times, answer, code):
-    found = promise.judge(shipped(), measured([10.0 * time for time in times]), is_golden=True)
-    assert (found.answer, promise.EXIT_CODES[found.answer]) == (answer, code)
-    assert answer in promise.line(found)
+    judgement = promise.judge(shipped(), measured([10.0 * time for time in times]), is_golden=True)
+    assert (judgement.answer, promise.EXIT_CODES[judgement.answer]) == (answer, code)
+    assert answer in promise.line(judgement)
 
 
 def test_a_slowdown_names_the_layer_that_it_is_in():
@@ -75,8 +75,8 @@ def test_what_puts_a_time_in_doubt_is_named_and_of_a_kept_promise_what_others_di
 
 def test_other_answers_break_a_promise_whatever_the_times():
     record = measured([], status="failed", reason="its answers differ from the golden ones: y is off", check=None)
-    found = promise.judge(shipped(), record, is_golden=False)
-    assert (found.answer, promise.EXIT_CODES[found.answer]) == ("broken", 5)
+    judgement = promise.judge(shipped(), record, is_golden=False)
+    assert (judgement.answer, promise.EXIT_CODES[judgement.answer]) == ("broken", 5)
     failed = Check(**msgspec.structs.asdict(PASSED) | {"passed": False})
     assert promise.judge(shipped(), measured([10.0] * 5, failed), is_golden=True).answer == "broken"
 
@@ -96,16 +96,16 @@ def test_other_answers_break_a_promise_whatever_the_times():
 )
 def test_another_machine_is_shown_and_not_judged(name, was):
     elsewhere = msgspec.structs.replace(HERE, **{name: was})
-    found = promise.judge(shipped(environment=elsewhere), measured([20.0] * 5), is_golden=True)
-    assert (found.answer, round(found.change, 3)) == ("another_machine", 1.0)
-    assert found.reason == f"promised on {name} {was}, not {getattr(HERE, name)}"
+    judgement = promise.judge(shipped(environment=elsewhere), measured([20.0] * 5), is_golden=True)
+    assert (judgement.answer, round(judgement.change, 3)) == ("another_machine", 1.0)
+    assert judgement.reason == f"promised on {name} {was}, not {getattr(HERE, name)}"
 
 
 def test_an_update_of_the_same_machine_is_judged_and_told():
     before = msgspec.structs.replace(HERE, versions={"torch": "2.1"}, fingerprint="old-old")
-    found = promise.judge(shipped(environment=before), measured([10.0] * 5), is_golden=True)
-    assert found.answer == "kept"
-    assert any("torch" in line for line in found.changed)
+    judgement = promise.judge(shipped(environment=before), measured([10.0] * 5), is_golden=True)
+    assert judgement.answer == "kept"
+    assert any("torch" in line for line in judgement.changed)
 
 
 def answers(change, between, spread, count, processes=5):
@@ -119,8 +119,8 @@ def answers(change, between, spread, count, processes=5):
 
 
 def shares(*of):
-    found = list(answers(*of))
-    return [found.count(answer) / len(found) for answer in ("kept", "inconclusive", "slower", "faster")]
+    verdicts = list(answers(*of))
+    return [verdicts.count(answer) / len(verdicts) for answer in ("kept", "inconclusive", "slower", "faster")]
 
 
 @pytest.mark.parametrize("between", [0.0, 0.01, 0.03])

@@ -11,18 +11,18 @@ import pytest
 from records_made import ENERGY, PASSED, blocks, timing
 from sessions_made import session
 
-from benchd.daemon.measuring.plan import Planned
-from benchd.daemon.measuring.protocol import Golden, Outcome, Pack, Packed, unmeasured
+from benchd.daemon.measuring.plan import PlannedCase
+from benchd.daemon.measuring.protocol import Golden, Outcome, Pack, PackedFiles, unmeasured
 from benchd.daemon.measuring.supervisor import NOT_RUN, Supervisor
 from benchd.daemon.records import Case, Inputs, Memory, ModelFacts, ProcessResult, Variant
 from benchd.daemon.shipping import folder as shipping
 from benchd.daemon.shipping import race
-from benchd.daemon.shipping.manifest import Asked
+from benchd.daemon.shipping.manifest import ShipLimits
 from benchd.daemon.shipping.race import Race
 from benchd.daemon.shipping.racing import AGAINST_FAR, FEW, LOOKS, PROMISED, PROMISED_AT_MOST
 
 MODEL = ModelFacts(options={}, input_shape=[3], parameters=1, weights="w", weights_sha256="w", data="random")
-PACKED = Packed(inputs=[], outputs=[], golden=Golden(1, 1, {}), preprocessing="none", provider="CPU")
+PACKED = PackedFiles(inputs=[], outputs=[], golden=Golden(1, 1, {}), preprocessing="none", provider="CPU")
 REFUSED = unmeasured("failed", f"{NOT_RUN}: Resource temporarily unavailable")
 FAILED = msgspec.structs.replace(PASSED, passed=False, note="wrong")
 
@@ -97,17 +97,17 @@ def course(folder, times_ms, *, minutes=60.0, asked=None, labels=None, data=None
     """Return a race of these variants in the folder, and its script."""
     cases = [Case(model="square", variant=Variant.parse(name)) for name in times_ms]
     entries = [
-        Planned(case, "ship", race.LIMITS, True, None, inputs=Inputs(labels=labels, data=data)) for case in cases
+        PlannedCase(case, "ship", race.LIMITS, True, None, inputs=Inputs(labels=labels, data=data)) for case in cases
     ]
     supervisor = Script(session(folder), entries, times_ms=times_ms, **script)
-    return Race(supervisor, asked or Asked(), minutes, io.StringIO()), supervisor
+    return Race(supervisor, asked or ShipLimits(), minutes, io.StringIO()), supervisor
 
 
 def test_processes_go_where_the_answer_is_open(tmp_path):
     racing, script = course(tmp_path, {"eager": 10.0, "compile": 4.0, "onnxruntime": 4.2})
-    found = racing.run()
-    assert (found.winner, found.runner_up) == ("compile", "onnxruntime")
-    assert found.verdict.answer == "slower"
+    outcome = racing.run()
+    assert (outcome.winner, outcome.runner_up) == ("compile", "onnxruntime")
+    assert outcome.verdict.answer == "slower"
     assert script.ran.count("eager") == 1
     assert len(racing.named("compile").confirmed) == FEW - 1  # all behind the first round, when two were left
 
@@ -118,7 +118,7 @@ def test_the_last_two_measure_in_turns_and_a_winner_alone_does_not(tmp_path):
     assert (script.interleaved.count("compile"), script.interleaved.count("onnxruntime")) == (FEW - 1, FEW - 1)
     assert "eager" not in script.interleaved
     _, alone = course(tmp_path / "far", {"eager": 10.0, "compile": 4.0})
-    Race(alone, Asked(), 60.0, io.StringIO()).run()
+    Race(alone, ShipLimits(), 60.0, io.StringIO()).run()
     assert (alone.interleaved.count("compile"), alone.interleaved.count("eager")) == (AGAINST_FAR, AGAINST_FAR)
 
 
@@ -136,30 +136,30 @@ def test_a_runner_up_that_is_far_behind_needs_few_processes(tmp_path):
 
 def test_what_fails_its_check_leaves_and_is_no_runner_up(tmp_path):
     racing, script = course(tmp_path, {"eager": 10.0, "compile": 4.0}, failing=("compile",))
-    found = racing.run()
-    assert (found.winner, found.runner_up, script.ran.count("compile")) == ("eager", None, 1)
+    outcome = racing.run()
+    assert (outcome.winner, outcome.runner_up, script.ran.count("compile")) == ("eager", None, 1)
     assert "numerical check" in racing.named("compile").left
 
 
 def test_of_those_that_are_the_same_the_simplest_wins(tmp_path):
-    racing, _ = course(tmp_path, {"onnxruntime": 4.0, "eager": 4.0}, asked=Asked(min_effect=0.05))
-    found = racing.run()
-    assert (found.winner, sorted(found.tied)) == ("eager", ["eager", "onnxruntime"])
+    racing, _ = course(tmp_path, {"onnxruntime": 4.0, "eager": 4.0}, asked=ShipLimits(min_effect=0.05))
+    outcome = racing.run()
+    assert (outcome.winner, sorted(outcome.tied)) == ("eager", ["eager", "onnxruntime"])
 
 
 def test_limits_that_nothing_meets_name_the_nearest_and_by_how_much(tmp_path):
-    racing, _ = course(tmp_path, {"eager": 10.0, "compile": 4.0}, asked=Asked(max_latency_ms=3.0))
-    found = racing.run()
-    assert found.winner is None
-    assert "compile comes closest" in found.reason
-    assert "above 3 ms, by 3" in found.reason
+    racing, _ = course(tmp_path, {"eager": 10.0, "compile": 4.0}, asked=ShipLimits(max_latency_ms=3.0))
+    outcome = racing.run()
+    assert outcome.winner is None
+    assert "compile comes closest" in outcome.reason
+    assert "above 3 ms, by 3" in outcome.reason
 
 
 def test_each_round_says_the_figure_that_a_limit_judges_and_how_many_processes_miss_it(tmp_path):
     _, script = course(tmp_path, {"eager": [28.0, 36.0] * 9, "compile": [20.0] * 18})
-    said = io.StringIO()
-    Race(script, Asked(max_latency_ms=33.0), 60.0, said).run()
-    lines = said.getvalue().splitlines()
+    out = io.StringIO()
+    Race(script, ShipLimits(max_latency_ms=33.0), 60.0, out).run()
+    lines = out.getvalue().splitlines()
     second = lines.index(next(line for line in lines if line.startswith("round 2: ")))
     latency = re.fullmatch(
         r"  latency: (?=.*eager 2\d\S* to 3\d\S* ms in 2 processes, 1 above 33 ms).*", lines[second + 1]
@@ -171,17 +171,17 @@ def test_each_round_says_the_figure_that_a_limit_judges_and_how_many_processes_m
 @pytest.mark.parametrize(("flags", "words"), [(["busy_machine"], " (busy machine)"), ([], "")])
 def test_beside_each_ratio_and_reason_of_a_busy_machine_it_says_so(tmp_path, flags, words):
     times_ms = {"eager": 10.0, "compile": 4.0, "onnxruntime": 4.2}
-    for asked in (Asked(), Asked(max_latency_ms=3.0)):
-        said, (_, script) = io.StringIO(), course(tmp_path / f"{asked.max_latency_ms}", times_ms, flags=flags)
-        found = Race(script, asked, 60.0, said).run()
-        of_figures = [line for line in said.getvalue().splitlines() if " ms" in line or "x the time" in line]
+    for limits in (ShipLimits(), ShipLimits(max_latency_ms=3.0)):
+        out, (_, script) = io.StringIO(), course(tmp_path / f"{limits.max_latency_ms}", times_ms, flags=flags)
+        outcome = Race(script, limits, 60.0, out).run()
+        of_figures = [line for line in out.getvalue().splitlines() if " ms" in line or "x the time" in line]
         assert of_figures
         assert all(line.endswith(words) and ("busy" in line) == bool(words) for line in of_figures)
-        assert found.flags == flags if found.winner else found.reason.endswith(words)
+        assert outcome.flags == flags if outcome.winner else outcome.reason.endswith(words)
 
 
 def test_what_lies_at_a_limit_is_not_told_to_take_more_time(tmp_path):
-    racing, script = course(tmp_path, {"eager": 4.0}, asked=Asked(max_memory_bytes=2**28))
+    racing, script = course(tmp_path, {"eager": 4.0}, asked=ShipLimits(max_memory_bytes=2**28))
     reason = racing.run().reason
     assert len(script.ran) == LOOKS[-1]
     assert re.search(
@@ -196,16 +196,16 @@ def test_what_lies_at_a_limit_is_not_told_to_take_more_time(tmp_path):
     ("energies_mj", "winner"), [([40.0] * 3 + [None] + [40.0], "eager"), ([40.0] * 2 + [None], None)]
 )
 def test_one_process_without_energy_excludes_nobody_and_most_without_it_meet_no_limit(energies_mj, winner, tmp_path):
-    racing, _ = course(tmp_path, {"eager": 10.0}, asked=Asked(max_energy_j=0.05), energies_mj=energies_mj)
+    racing, _ = course(tmp_path, {"eager": 10.0}, asked=ShipLimits(max_energy_j=0.05), energies_mj=energies_mj)
     assert racing.run().winner == winner
 
 
 @pytest.mark.parametrize("later_ms", [[36.0], [36.0, 28.0] * 9], ids=["slower", "between two levels"])
 def test_a_winner_whose_promise_may_break_a_limit_does_not_ship(later_ms, tmp_path):
-    racing, script = course(tmp_path, {"eager": [28.0] * 3 + later_ms}, asked=Asked(max_latency_ms=33.0))
-    found = racing.run()
-    assert (found.winner, found.is_open) == (None, False)
-    assert found.reason.startswith("nothing meets the limits; eager comes closest: latency 3")
+    racing, script = course(tmp_path, {"eager": [28.0] * 3 + later_ms}, asked=ShipLimits(max_latency_ms=33.0))
+    outcome = racing.run()
+    assert (outcome.winner, outcome.is_open) == (None, False)
+    assert outcome.reason.startswith("nothing meets the limits; eager comes closest: latency 3")
     assert racing.named("eager").left.startswith("won the race, but in fresh processes it ")
     if len(later_ms) > 1:
         assert racing.named("eager").left.endswith("above 33 ms) may or may not stay within 33 ms")
@@ -216,24 +216,24 @@ def test_a_winner_whose_interval_is_wider_than_its_time_does_not_ship(tmp_path):
     """Not even behind as many processes as may confirm; the next start measures all of them again."""
     times_ms = {"eager": [4.0] + [2.0, 8.0] * 9}
     racing, script = course(tmp_path, times_ms, flags=["busy_machine"])
-    found = racing.run()
-    assert (found.winner, len(script.ran)) == (None, 1 + PROMISED_AT_MOST)
+    outcome = racing.run()
+    assert (outcome.winner, len(script.ran)) == (None, 1 + PROMISED_AT_MOST)
     assert script.announced == [(0, 1), *((number, 1 + PROMISED_AT_MOST) for number in range(1, 19))]
     assert re.fullmatch(
         r"eager took [12]\.\d+ to [78]\.\d+ ms in 18 fresh processes \(jumps between two speeds\), and an "
         r"interval wider than the time itself is no promise: stop other programs, or give fewer --threads; the same "
         r"command starts over \(busy machine\)",
-        found.reason,
+        outcome.reason,
     )
     assert not course(tmp_path, times_ms)[0].named("eager").raced
 
 
 def test_when_the_time_is_up_it_says_what_is_open_and_how_long_that_takes(tmp_path):
     racing, script = course(tmp_path, {"eager": 4.0, "compile": 4.0}, minutes=1e-9)
-    found = racing.run()
-    assert (found.winner, found.is_open, len(script.ran)) == (None, True, 2)
+    outcome = racing.run()
+    assert (outcome.winner, outcome.is_open, len(script.ran)) == (None, True, 2)
     assert re.search(
-        r"\w+ and \w+ cannot be told apart yet; about \d+ more rounds \(\S+ minutes\) would settle it", found.reason
+        r"\w+ and \w+ cannot be told apart yet; about \d+ more rounds \(\S+ minutes\) would settle it", outcome.reason
     )
 
 
@@ -266,7 +266,7 @@ def test_a_line_that_a_crash_truncated_is_measured_again(tmp_path):
     log = tmp_path / race.LOG
     log.write_bytes(log.read_bytes()[:-20])
     racing, script = course(tmp_path, times_ms)
-    assert sum(len(one.raced) for one in racing.candidates) == 1
+    assert sum(len(candidate.raced) for candidate in racing.candidates) == 1
     assert racing.run().winner == "compile"
     assert course(tmp_path, times_ms)[0].measured_s > 0.0
     assert len(script.ran) == 1 + PROMISED + AGAINST_FAR
@@ -275,7 +275,7 @@ def test_a_line_that_a_crash_truncated_is_measured_again(tmp_path):
 def test_a_race_of_another_plan_begins_anew(tmp_path):
     course(tmp_path, {"eager": 10.0, "compile": 4.0}, interrupt_after=2)[0].run()
     racing, _ = course(tmp_path, {"eager": 10.0, "onnxruntime": 4.0})
-    assert not any(one.raced for one in racing.candidates)
+    assert not any(candidate.raced for candidate in racing.candidates)
 
 
 @pytest.mark.parametrize("edited", ["labels.txt", "images/0/a.png"])
@@ -286,9 +286,9 @@ def test_a_race_with_other_labels_or_images_begins_anew(tmp_path, edited):
     given = {"labels": str(tmp_path / "labels.txt"), "data": f"imagefolder:{tmp_path / 'images'}"}
     times_ms = {"eager": 10.0, "compile": 4.0}
     course(tmp_path, times_ms, interrupt_after=2, **given)[0].run()
-    assert any(one.raced for one in course(tmp_path, times_ms, **given)[0].candidates)
+    assert any(candidate.raced for candidate in course(tmp_path, times_ms, **given)[0].candidates)
     (tmp_path / edited).write_text("22\n")
-    assert not any(one.raced for one in course(tmp_path, times_ms, **given)[0].candidates)
+    assert not any(candidate.raced for candidate in course(tmp_path, times_ms, **given)[0].candidates)
 
 
 @pytest.mark.parametrize("failing", [("compile",), ("compile", "onnxruntime")])
@@ -304,8 +304,8 @@ def test_who_left_as_behind_one_that_fails_later_comes_back(tmp_path, failing):
 def test_a_runner_up_that_fails_when_it_is_confirmed_makes_way_for_the_next(tmp_path):
     racing, script = course(tmp_path, {"eager": 10.0, "compile": 4.0, "onnxruntime": 4.2})
     script.failing_later = ("onnxruntime",)
-    found = racing.run()
-    assert (found.winner, found.runner_up) == ("compile", "eager")
+    outcome = racing.run()
+    assert (outcome.winner, outcome.runner_up) == ("compile", "eager")
     assert "numerical check" in racing.named("onnxruntime").left
 
 
@@ -313,11 +313,11 @@ def test_another_model_ends_a_race_and_the_next_begins_anew(tmp_path):
     times_ms = {"eager": 10.0, "compile": 4.0}
     racing, script = course(tmp_path, times_ms)
     script.edited_after = 3
-    found = racing.run()
-    assert found.is_open
-    assert "starts over" in found.reason
+    outcome = racing.run()
+    assert outcome.is_open
+    assert "starts over" in outcome.reason
     again, _ = course(tmp_path, times_ms)
-    assert not any(one.raced for one in again.candidates)
+    assert not any(candidate.raced for candidate in again.candidates)
     assert again.run().winner == "compile"
 
 
@@ -333,23 +333,23 @@ def test_a_model_that_is_edited_behind_its_race_does_not_ship(tmp_path, monkeypa
     monkeypatch.setattr(shipping, "_run_load", lambda *_: None)
     times_ms, out = {"onnxruntime": 4.0}, tmp_path / "out"
     racing, supervisor = course(tmp_path / "race", times_ms, **script)
-    found = racing.run()
+    outcome = racing.run()
     if not reason:
-        shipped = shipping.ship(racing, found, supervisor, Asked(), out)
+        shipped = shipping.ship(racing, outcome, supervisor, ShipLimits(), out)
         assert shipped.promised.latency_ms == pytest.approx(4.0, rel=0.01)
         return
     with pytest.raises(shipping.NotShipped, match=rf"^.*{reason}.*the same command starts over$"):
-        shipping.ship(racing, found, supervisor, Asked(), out)
+        shipping.ship(racing, outcome, supervisor, ShipLimits(), out)
     assert not out.exists()
     assert not course(tmp_path / "race", times_ms)[0].named("onnxruntime").raced
 
 
 def test_files_that_fail_their_check_do_not_ship(tmp_path):
     racing, supervisor = course(tmp_path / "race", {"onnxruntime": 4.0})
-    found = racing.run()
+    outcome = racing.run()
     supervisor.failing = ("onnxruntime",)
     with pytest.raises(shipping.NotShipped, match=r"the files for onnxruntime give different answers: wrong$"):
-        shipping.ship(racing, found, supervisor, Asked(), tmp_path / "out")
+        shipping.ship(racing, outcome, supervisor, ShipLimits(), tmp_path / "out")
 
 
 @pytest.mark.parametrize(("name", "begins_anew"), [("OMP_WAIT_POLICY", True), ("EDITOR", False)])
@@ -359,4 +359,4 @@ def test_other_variables_that_a_worker_heeds_begin_anew(tmp_path, monkeypatch, n
     course(tmp_path, times_ms, interrupt_after=2)[0].run()
     monkeypatch.setenv(name, "passive")
     racing, _ = course(tmp_path, times_ms)
-    assert any(one.raced for one in racing.candidates) is not begins_anew
+    assert any(candidate.raced for candidate in racing.candidates) is not begins_anew

@@ -23,10 +23,10 @@ def race(times, min_effect=MIN_EFFECT):
     left = {str(place): row for place, row in enumerate(times)}
     for rounds in LOOKS:
         now = {name: row[:rounds].tolist() for name, row in left.items()}
-        seen = look(now, now, len(times), min_effect)
-        left = {name: row for name, row in left.items() if name not in seen.behind}
-        if seen.may_win:
-            return [int(name) for name in seen.may_win], rounds
+        standings = look(now, now, len(times), min_effect)
+        left = {name: row for name, row in left.items() if name not in standings.behind}
+        if standings.may_win:
+            return [int(name) for name in standings.may_win], rounds
     return [], LOOKS[-1]
 
 
@@ -61,10 +61,10 @@ def rates(count, spread, races, *, gap=MIN_EFFECT * 1.02, noise=normal, seed=0):
     rng, true = np.random.default_rng(seed), field_of(count, gap)
     wrong = named = rounds = 0
     for _ in range(races):
-        winners, taken = race(true[:, None] * np.exp(noise(rng, (count, LOOKS[-1]), spread)))
+        winners, rounds_run = race(true[:, None] * np.exp(noise(rng, (count, LOOKS[-1]), spread)))
         wrong += any(true[place] > (1.0 + MIN_EFFECT) * true.min() for place in winners)
         named += bool(winners)
-        rounds += taken
+        rounds += rounds_run
     return wrong / races, named / races, rounds / races
 
 
@@ -78,9 +78,9 @@ def test_a_wrong_winner_is_rarely_named(count, spread):
 def test_the_best_of_a_field_that_is_far_apart_is_named_after_a_few_rounds():
     rng = np.random.default_rng(1)
     true = np.array([[1.0], [1.6], [2.5], [5.0]])
-    found = [race(true * np.exp(normal(rng, (4, LOOKS[-1]), 0.01))) for _ in range(100)]
-    assert [winners for winners, _ in found] == [[0]] * 100
-    assert max(rounds for _, rounds in found) <= 5
+    races = [race(true * np.exp(normal(rng, (4, LOOKS[-1]), 0.01))) for _ in range(100)]
+    assert [winners for winners, _ in races] == [[0]] * 100
+    assert max(rounds for _, rounds in races) <= 5
 
 
 def test_equal_variants_end_a_race_without_telling_them_apart():
@@ -101,8 +101,8 @@ def test_equal_variants_end_a_race_without_telling_them_apart():
     ],
 )
 def test_before_the_eighth_round_one_leaves_if_it_is_far_behind_in_each(times, leaves):
-    seen = look({"fast": [1.0] * len(times), "slow": times}, {"fast", "slow"}, 2, MIN_EFFECT)
-    assert (list(seen.behind), seen.may_win) == ((["slow"], ["fast"]) if leaves else ([], []))
+    standings = look({"fast": [1.0] * len(times), "slow": times}, {"fast", "slow"}, 2, MIN_EFFECT)
+    assert (list(standings.behind), standings.may_win) == ((["slow"], ["fast"]) if leaves else ([], []))
 
 
 @pytest.mark.parametrize("spread", [0.005, 0.03, 0.1])
@@ -124,8 +124,8 @@ def test_one_well_within_its_limit_is_hardly_ever_lost_when_it_is_confirmed(spre
     """Three deviations: its next process misses in 0.1 %. Five processes alone would lose a fifth."""
     limit, confirming = np.exp(3.0 * spread), range(PROMISED, PROMISED_AT_MOST + 1)
     times = np.exp(normal(np.random.default_rng(5), (600, PROMISED_AT_MOST), spread)).tolist()
-    kept = [any(exceeds(row[:count], limit, 1) is False for count in confirming) for row in times]
-    assert np.mean(kept) >= 0.99
+    survives = [any(exceeds(row[:count], limit, 1) is False for count in confirming) for row in times]
+    assert np.mean(survives) >= 0.99
     assert np.mean([exceeds(row[:PROMISED], limit, 1) is False for row in times]) < 0.9
 
 

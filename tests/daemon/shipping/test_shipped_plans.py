@@ -73,24 +73,24 @@ def test_only_a_plan_that_this_user_made_or_trusts_is_loaded(folder):
 )
 def test_a_plan_of_another_gpu_driver_or_version_is_built_again(folder, changed, told):
     manifests.remember(folder)
-    here = msgspec.structs.replace(ORIN, **changed)
-    assert why(folder, here) == told == why(folder, here, trust_plan=True)
+    environment = msgspec.structs.replace(ORIN, **changed)
+    assert why(folder, environment) == told == why(folder, environment, trust_plan=True)
 
 
 @pytest.mark.parametrize(("board", "told"), [(AGX, ""), (NANO, f"model.plan was built for GPU {AGX}, not {NANO}")])
 def test_a_jetson_loads_the_plan_that_it_made_though_a_worker_names_its_gpu_otherwise(folder, board, told):
     installed = {"tensorrt": "10.3.0.30-1+cuda12.5"}  # by dpkg; TensorRT itself says 10.3.0
     was = msgspec.structs.replace(ORIN, board=AGX, soc="tegra234", l4t="R36.4.3", versions=installed)
-    here = msgspec.structs.replace(was, board=board, gpu="tegra234 integrated GPU")
-    assert verifying.why_rebuilt(folder, shipped(environment=was), here, trust_plan=True) == told
+    environment = msgspec.structs.replace(was, board=board, gpu="tegra234 integrated GPU")
+    assert verifying.why_rebuilt(folder, shipped(environment=was), environment, trust_plan=True) == told
 
 
 def test_so_is_a_package_of_aotinductor_which_its_process_compares_with_what_it_was_compiled_for(folder):
     package = shipped(resources=[Resource("model.pt2", 1, "")])
-    here = msgspec.structs.replace(ORIN, driver="550.1")
-    told = verifying.why_rebuilt(folder, package, here, trust_plan=False)
-    assert told.startswith(f"this user ({folders.user()}) did not make model.pt2, which is a program: --trust-plan")
-    assert verifying.why_rebuilt(folder, package, here, trust_plan=True) == ""
+    environment = msgspec.structs.replace(ORIN, driver="550.1")
+    reason = verifying.why_rebuilt(folder, package, environment, trust_plan=False)
+    assert reason.startswith(f"this user ({folders.user()}) did not make model.pt2, which is a program: --trust-plan")
+    assert verifying.why_rebuilt(folder, package, environment, trust_plan=True) == ""
 
 
 def test_a_folder_without_a_plan_needs_no_trust(folder):
@@ -102,8 +102,8 @@ def test_a_plan_that_tensorrt_refuses_is_told_too():
         provider="TensorRT 10.3.0", notes=["rebuilt, because model.plan was built for a different GPU"]
     )
     record = made(check=PASSED, runtime=runtime)
-    found = promise.judge(shipped(), record, is_golden=True)
-    assert found.rebuilt == "model.plan was built for a different GPU"
+    judgement = promise.judge(shipped(), record, is_golden=True)
+    assert judgement.rebuilt == "model.plan was built for a different GPU"
 
 
 def run_lines(folder, patch, given, exact, *, forward="return x", outputs=("output",), variant="eager"):
@@ -115,7 +115,7 @@ def run_lines(folder, patch, given, exact, *, forward="return x", outputs=("outp
         f"import torch\n\n\nclass build(torch.nn.Module):\n    def forward(self, x):\n        {forward}\n"
     )
     safetensors.save_file({}, folder / "weights.safetensors")
-    golden = {f"exact0:{name}": numpy.array(one) for name, one in zip(outputs, exact, strict=True)}
+    golden = {f"exact0:{name}": numpy.array(values) for name, values in zip(outputs, exact, strict=True)}
     numpy.savez(folder / "golden.npz", **{"input0:0": numpy.array(given, numpy.float32)}, **golden)
     text = load_text.code(
         manifest(
@@ -174,8 +174,8 @@ def test_the_lines_take_the_tensors_and_numbers_of_an_answer(tmp_path, monkeypat
     ],
 )
 def test_the_lines_count_the_inputs_whose_answers_are_off(tmp_path, monkeypatch, answer, exact, rows_off):
-    found = rf"\{{'output': {rows_off}\}} inputs"
-    with pytest.raises(AssertionError, match=found) if rows_off else nullcontext():
+    pattern = rf"\{{'output': {rows_off}\}} inputs"
+    with pytest.raises(AssertionError, match=pattern) if rows_off else nullcontext():
         run_lines(tmp_path, monkeypatch, answer, [exact])
 
 
@@ -289,7 +289,12 @@ def test_the_lines_that_load_a_cuda_graph_replay_what_was_captured(monkeypatch, 
         def replay(self):
             graphs.append(self)
 
-    stands = {"CUDAGraph": Graph, "graph": lambda graph: io.BytesIO(), "Stream": io.BytesIO, "stream": lambda one: one}
+    stands = {
+        "CUDAGraph": Graph,
+        "graph": lambda graph: io.BytesIO(),
+        "Stream": io.BytesIO,
+        "stream": lambda stream: stream,
+    }
     for name, value in (stands | {"synchronize": lambda: None}).items():
         monkeypatch.setattr(torch.cuda, name, value)
     run_lines(tmp_path, monkeypatch, [[0.0, 1.0, 2.0]], [[[0.0, 1.0, 2.0]]], variant="cudagraph")

@@ -7,13 +7,13 @@ from benchd.daemon.verdicts import accuracy
 
 
 def test_the_counts_give_shares_intervals_and_the_drop():
-    found = counted(right=340, gained=2, lost=6, images=360)
-    assert (found.value, found.reference_right) == (pytest.approx(340 / 360), 344)
-    assert found.low < found.value < found.high
-    assert found.drop == pytest.approx(found.reference - found.value)
-    assert found.drop_low < 0 < found.drop < found.drop_high
-    assert accuracy.figure(found) == "94.4 [91.6, 96.4] %"
-    assert accuracy.drop(found) == "1.11 [-0.54, 3.10] %"
+    result = counted(right=340, gained=2, lost=6, images=360)
+    assert (result.value, result.reference_right) == (pytest.approx(340 / 360), 344)
+    assert result.low < result.value < result.high
+    assert result.drop == pytest.approx(result.reference - result.value)
+    assert result.drop_low < 0 < result.drop < result.drop_high
+    assert accuracy.figure(result) == "94.4 [91.6, 96.4] %"
+    assert accuracy.drop(result) == "1.11 [-0.54, 3.10] %"
 
 
 @pytest.mark.parametrize(

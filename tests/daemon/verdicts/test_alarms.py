@@ -40,14 +40,14 @@ def centres(rng, cases, hours, correlation):
 
 def hours_to_alarm(installs, correlation, pinned, *, slowdown=0.0, hours=MONTH_H, seed=0):
     """Return the hour of the first regression by install and case, infinite without one."""
-    rng, found = np.random.default_rng(seed), np.full((installs, CASES), np.inf)
+    rng, alarm_h = np.random.default_rng(seed), np.full((installs, CASES), np.inf)
     for install in range(installs):
         series = centres(rng, CASES, pinned * APART_H + hours, correlation)
         before, after = np.split(series, [pinned * APART_H], axis=1)
         for case, (runs, results) in enumerate(zip(before[:, ::APART_H], after, strict=True)):
             bound = HOURLY.bound(f"case {case}", runs.tolist())
-            found[install, case] = first_alarm(results + slowdown - runs.mean() > bound)
-    return found
+            alarm_h[install, case] = first_alarm(results + slowdown - runs.mean() > bound)
+    return alarm_h
 
 
 def first_alarm(is_slower):
@@ -63,15 +63,15 @@ def first_alarm(is_slower):
 @counts(60, 1_000)
 def test_at_most_one_install_in_twenty_raises_a_false_regression_in_a_month(count):
     """And two deviations; other correlations and pins are those of the documentation, below."""
-    found = np.isfinite(hours_to_alarm(count, 0.8, 5)).any(axis=1)
-    assert found.mean() <= most(0.05, count)
+    is_alarmed = np.isfinite(hours_to_alarm(count, 0.8, 5)).any(axis=1)
+    assert is_alarmed.mean() <= most(0.05, count)
 
 
 def test_what_is_slower_by_twice_the_bound_is_found_at_the_third_look():
     """With 14 pinned runs the bound is 3.4 deviations on average."""
-    found = hours_to_alarm(20, 0.8, 14, slowdown=7.0, hours=WEEK_H)
-    assert np.mean(found <= 2 * DAY_H) > 0.95
-    assert np.isfinite(found).mean() > 0.99
+    alarm_h = hours_to_alarm(20, 0.8, 14, slowdown=7.0, hours=WEEK_H)
+    assert np.mean(alarm_h <= 2 * DAY_H) > 0.95
+    assert np.isfinite(alarm_h).mean() > 0.99
 
 
 PROCESSES, ALIKE = 5, 0.003
@@ -99,11 +99,11 @@ def busy(hours, in_a_month):
     """Return spells of so many hours on average in which everything is 10 to 30 % slower."""
 
     def logs(rng, shape):
-        found = 0.01 * rng.standard_normal(shape)
+        log_times = 0.01 * rng.standard_normal(shape)
         for _ in range(rng.poisson(in_a_month * shape[1] / MONTH_H)):
             start = rng.integers(shape[1])
-            found[:, start : start + int(np.ceil(rng.exponential(hours)))] += rng.uniform(0.1, 0.3)
-        return found
+            log_times[:, start : start + int(np.ceil(rng.exponential(hours)))] += rng.uniform(0.1, 0.3)
+        return log_times
 
     return logs
 
@@ -149,7 +149,7 @@ NOT_COVERED = {
 
 def regressions(machine, installs, *, slowdown=0.0, pinned=14, cases=CASES, hours=MONTH_H):
     """Return the hour of the first regression by install and case on this machine, infinite without one."""
-    rng, found = np.random.default_rng(7), np.full((installs, cases), np.inf)
+    rng, alarm_h = np.random.default_rng(7), np.full((installs, cases), np.inf)
     budget = Budget(0.05, {f"case {number}": 730.5 for number in range(cases)})
     for install in range(installs):
         before, after = np.split(machine(rng, (cases, pinned * APART_H + hours)), [pinned * APART_H], axis=1)
@@ -158,30 +158,30 @@ def regressions(machine, installs, *, slowdown=0.0, pinned=14, cases=CASES, hour
             is_slower = results.mean(axis=1) - runs.mean() > bound
             for hour in np.flatnonzero(is_slower) if is_slower.sum() > 2 else ():
                 is_slower[hour] = answer(np.exp(runs).tolist(), np.exp(results[hour]).tolist()) == "slower"
-            found[install, case] = first_alarm(is_slower)
-    return found
+            alarm_h[install, case] = first_alarm(is_slower)
+    return alarm_h
 
 
 def answer(pinned_ms, result_ms):
     """Return the verdict on one result against the pinned runs, each of a day of its own."""
     days = {f"day {number}": [run_ms] for number, run_ms in enumerate(pinned_ms)}
-    (found,) = judged([Pair(pinned_ms, [result_ms], runs_effect(days, {"now": [result_ms]}))])
-    return found.answer
+    (verdict,) = judged([Pair(pinned_ms, [result_ms], runs_effect(days, {"now": [result_ms]}))])
+    return verdict.answer
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 @counts(6, 300)
 def test_on_no_machine_of_the_documentation_more_than_one_install_in_twenty_raises_one(count, machine):
-    found = np.isfinite(regressions(MACHINES[machine], count)).any(axis=1)
-    sys.stdout.write(f"\n| {machine} | {100 * found.mean():.1f} % |")
-    assert found.mean() <= most(0.05, count)
+    is_alarmed = np.isfinite(regressions(MACHINES[machine], count)).any(axis=1)
+    sys.stdout.write(f"\n| {machine} | {100 * is_alarmed.mean():.1f} % |")
+    assert is_alarmed.mean() <= most(0.05, count)
 
 
 @pytest.mark.parametrize("machine", [slow(name) for name in NOT_COVERED])
 def test_what_the_documentation_names_as_not_covered(machine):
-    found = np.isfinite(regressions(NOT_COVERED[machine], 300)).any(axis=1)
-    sys.stdout.write(f"\n| {machine} | {100 * found.mean():.1f} % |")
-    assert found.mean() > most(0.05, 300)
+    is_alarmed = np.isfinite(regressions(NOT_COVERED[machine], 300)).any(axis=1)
+    sys.stdout.write(f"\n| {machine} | {100 * is_alarmed.mean():.1f} % |")
+    assert is_alarmed.mean() > most(0.05, 300)
 
 
 @pytest.mark.parametrize("pinned", [5, 14])
@@ -189,8 +189,8 @@ def test_ten_percent_is_found_within_five_nights_on_a_machine_whose_runs_are_one
     def machine(rng, shape):
         return over_time(lambda rng, shape: 0.01 * centres(rng, *shape, 0.8))(rng, shape)
 
-    found = regressions(machine, 60, slowdown=0.1, pinned=pinned, cases=1, hours=5 * DAY_H)
-    assert np.isfinite(found).mean() >= 0.95
+    alarm_h = regressions(machine, 60, slowdown=0.1, pinned=pinned, cases=1, hours=5 * DAY_H)
+    assert np.isfinite(alarm_h).mean() >= 0.95
 
 
 @pytest.mark.slow

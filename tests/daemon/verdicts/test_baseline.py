@@ -28,9 +28,9 @@ def three_runs(**fields):
 def test_what_is_set_is_read_until_it_is_cleared(tmp_path):
     failed = made(run_id="r9", suite_id="s9", status="failed", timing=None)
     path = written(tmp_path / "records.jsonl", *three_runs(), failed)
-    kept = baseline.chosen([path, tmp_path])
-    baseline.store(kept)
-    assert kept == three_runs()
+    records = baseline.chosen([path, tmp_path])
+    baseline.store(records)
+    assert records == three_runs()
     assert baseline.read("stored") == three_runs()
     assert baseline.clear()
     assert not baseline.clear()
@@ -101,9 +101,9 @@ def test_a_damaged_file_is_named(tmp_path, content, error, words):
 
 
 def test_a_record_that_stands_in_a_file_twice_is_read_once(tmp_path):
-    one, *others = three_runs()
-    path = written(tmp_path / "records.jsonl", one, *others, one)
-    assert results.read(path) == results.of_case(path, one.case_id) == three_runs()
+    first, *others = three_runs()
+    path = written(tmp_path / "records.jsonl", first, *others, first)
+    assert results.read(path) == results.of_case(path, first.case_id) == three_runs()
 
 
 def runs_of_five(*names, environment=ENVIRONMENT):

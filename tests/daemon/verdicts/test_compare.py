@@ -70,12 +70,12 @@ def test_other_answers_of_the_same_weights_fail_the_check(projections, fields, f
     fields = {name: value for name, value in fields.items() if name not in of_model}
     check = msgspec.structs.replace(ANSWERED, projections=projections, **fields)
     base = run(SLOW, model=MODEL, check=ANSWERED)
-    found = only([base], [run(FAST, model=model, check=check)])
-    assert found.check_failed is failed
-    told = ("inconclusive", "B is not the same network as A: its exact answers differ")
-    assert ((found.verdict.answer, found.verdict.reason) == told) is failed
-    assert [note for note in found.notes if "exact answers" in note] == [*found.notes[:1]] * failed
-    assert exit_code([found], ["check"]) == (5 if failed else 0)
+    result = only([base], [run(FAST, model=model, check=check)])
+    assert result.check_failed is failed
+    expected = ("inconclusive", "B is not the same network as A: its exact answers differ")
+    assert ((result.verdict.answer, result.verdict.reason) == expected) is failed
+    assert [note for note in result.notes if "exact answers" in note] == [*result.notes[:1]] * failed
+    assert exit_code([result], ["check"]) == (5 if failed else 0)
 
 
 def test_one_side_is_of_one_model_and_the_other_may_be_another():
@@ -123,8 +123,10 @@ def test_days_are_compared_by_how_much_they_differ():
     days = [[*several(FAST, t_wall=f"2026-01-0{day}T00:00:00Z")] for day in range(1, 6)]
     named = [msgspec.structs.replace(record, suite_id=record.key + record.t_wall) for day in days for record in day]
     later = several([1.02 * x for x in FAST], t_wall="2026-01-09T00:00:00Z")
-    found = only([msgspec.structs.replace(one, run_id=one.suite_id) for one in named], later).verdict
-    assert (found.answer, found.reason) == ("slower", "")
+    verdict = only(
+        [msgspec.structs.replace(day_record, run_id=day_record.suite_id) for day_record in named], later
+    ).verdict
+    assert (verdict.answer, verdict.reason) == ("slower", "")
 
 
 def test_what_fails_its_check_cannot_win():
@@ -276,13 +278,13 @@ def test_a_record_of_both_sides_counts_for_the_first_one_alone():
 def test_a_difference_smaller_than_a_jump_between_levels_is_none():
     """Five processes of two levels fall on a lattice, where runs agree exactly by chance."""
     mixed, rarer = [10.0, 10.0, 10.0, 13.0, 13.0], [10.0, 10.0, 10.0, 10.0, 13.0]
-    found = only([run(mixed, f"r{number}") for number in range(3)], [run(rarer, "new")])
-    assert found.verdict.answer == "inconclusive"
-    assert "jump between 10 and 13 ms" in found.verdict.reason
+    result = only([run(mixed, f"r{number}") for number in range(3)], [run(rarer, "new")])
+    assert result.verdict.answer == "inconclusive"
+    assert "jump between 10 and 13 ms" in result.verdict.reason
     twice = [value / 2 for value in rarer]
     assert only([run(mixed, f"r{number}") for number in range(3)], [run(twice, "new")]).verdict.answer == "faster"
     centre = (10.0**3 * 13.0**2) ** 0.2
-    assert found.medians_ms[0] == pytest.approx(centre)
+    assert result.medians_ms[0] == pytest.approx(centre)
 
 
 def test_flags_and_presets_of_either_side_are_noted():

@@ -26,7 +26,7 @@ def server(variant="eager", rate_hz=30.0, median_ms=5.0, *, met=True, is_found=F
         timing=times[1],
         requests=answered,
         check=PASSED,
-        processes=[ProcessResult(status="ok", timing=one, requests=answered) for one in times],
+        processes=[ProcessResult(status="ok", timing=process_timing, requests=answered) for process_timing in times],
     )
 
 
@@ -126,13 +126,13 @@ def test_without_a_demand_found_rates_rank_the_variants_and_not_their_latencies(
 
 def test_a_lead_of_found_rates_lies_in_its_interval():
     """A rate is the least of the processes; what is told apart is all of them."""
-    found = []
+    records = []
     for variant, rates in (("eager", [100.0, 100.0, 99.0, 98.0, 90.0]), ("amp", [80.0, 80.0, 79.0, 78.0, 79.0])):
         record = server(variant, rate_hz=min(rates), is_found=True)
         each = [msgspec.structs.replace(record.requests, rate_hz=rate_hz) for rate_hz in rates]
-        processes = [msgspec.structs.replace(record.processes[0], requests=one) for one in each]
-        found.append(msgspec.structs.replace(record, processes=processes))
-    (decision,) = decide(found, Requirements())
+        processes = [msgspec.structs.replace(record.processes[0], requests=served) for served in each]
+        records.append(msgspec.structs.replace(record, processes=processes))
+    (decision,) = decide(records, Requirements())
     assert decision.ship == "eager b1"
     assert decision.ratio == pytest.approx(math.prod([100 / 80, 100 / 80, 99 / 79, 98 / 78, 90 / 79]) ** 0.2)
     assert decision.ratio_interval.low < decision.ratio < decision.ratio_interval.high
@@ -154,9 +154,9 @@ def test_a_server_that_drops_requests_neither_ships_nor_compares():
     record = overloaded(300)
     (decision,) = decide([record], Requirements())
     assert decision.excluded == {"eager": "dropped 300 of 1000 requests: lower --rate"}
-    (one,) = compare([record], [msgspec.structs.replace(record, run_id="s")], 0.01)
-    assert one.verdict.answer == "inconclusive"
-    assert "A: dropped 300 of 1000 requests" in one.verdict.reason
+    (comparison,) = compare([record], [msgspec.structs.replace(record, run_id="s")], 0.01)
+    assert comparison.verdict.answer == "inconclusive"
+    assert "A: dropped 300 of 1000 requests" in comparison.verdict.reason
 
 
 def test_the_latency_of_the_answered_requests_meets_no_limit():

@@ -139,9 +139,9 @@ def test_what_would_decide_grows_with_the_spread(effect, repeats):
         (0.0095, 0.0005, 0.02, "same", ""),
         (0.019, 0.001, 0.02, "inconclusive", "below the smallest that counts here, 2 %"),
         (0.0003, 0.0074, 0.02, "same", ""),  # [-1.55, 1.61] %
-        (0.0003, 0.0074, 0.005, "inconclusive", "nor the same within 1 %; about"),
+        (0.0003, 0.0074, 0.005, "inconclusive", "nor sameness within 1 % is shown; about"),
         (0.0, 0.004, 0.005, "same", ""),
-        (0.0, 0.006, 0.005, "inconclusive", "nor the same within 1 %; about"),
+        (0.0, 0.006, 0.005, "inconclusive", "nor sameness within 1 % is shown; about"),
     ],
 )
 def test_each_answer_at_its_bound(share, error, min_effect, answer, words):

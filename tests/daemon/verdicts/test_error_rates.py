@@ -120,7 +120,7 @@ def sides(rng, shape, between_runs, effect=0.0):
     medians *= np.exp(between_runs * rng.standard_normal((count, runs_a + runs_b, 1)))
     medians[:, runs_a:] *= 1 + effect
     days = [{f"{place}": [run] for place, run in enumerate(runs)} for runs in medians.tolist()]
-    return [tuple(dict(part) for part in (list(one.items())[:runs_a], list(one.items())[runs_a:])) for one in days]
+    return [tuple(dict(part) for part in (list(day.items())[:runs_a], list(day.items())[runs_a:])) for day in days]
 
 
 def compared(rng, days, runs, between_days, effect=0.0, between_runs=0.003):
@@ -141,8 +141,8 @@ def compared(rng, days, runs, between_days, effect=0.0, between_runs=0.003):
         ]
         for day in range(sum(days))
     ]
-    (found,) = compare(list(chain(*records[: days[0]])), list(chain(*records[days[0] :])), 0.005)
-    return found.verdict.answer
+    (comparison,) = compare(list(chain(*records[: days[0]])), list(chain(*records[days[0] :])), 0.005)
+    return comparison.verdict.answer
 
 
 @pytest.mark.parametrize("between_days", [0.01, 0.03])
@@ -164,7 +164,7 @@ def test_ten_percent_is_found_across_days_one_percent_apart(days, runs, found):
 
 def answers_in_files(shape, between_runs, effect=0.0, seed=5, **options):
     rng = np.random.default_rng(seed)
-    return [judge(runs_effect(*found), **options).answer for found in sides(rng, shape, between_runs, effect)]
+    return [judge(runs_effect(*pair), **options).answer for pair in sides(rng, shape, between_runs, effect)]
 
 
 @pytest.mark.parametrize("runs", [(3, 1), (2, 2), (3, 3), (10, 5)])
@@ -191,7 +191,7 @@ def test_three_processes_per_side_are_enough_for_welch(count, sizes):
     """Without the degrees of the smaller side, 3 against 15 err in 7 %."""
     medians = process_medians(np.random.default_rng(10), (count, sum(sizes))).tolist()
     intervals = [welch_effect(row[: sizes[0]], row[sizes[0] :]).interval(0.95) for row in medians]
-    assert np.mean([not one.low <= 0.0 <= one.high for one in intervals]) <= most(0.05, count)
+    assert np.mean([not interval.low <= 0.0 <= interval.high for interval in intervals]) <= most(0.05, count)
 
 
 @pytest.mark.parametrize("between_runs", [0.0, 0.01])
@@ -200,7 +200,7 @@ def test_three_processes_per_side_are_enough_for_welch(count, sizes):
 def test_identical_code_stays_green_over_a_plan_of_thirty(count, min_effect, between_runs):
     rng, red = np.random.default_rng(3), 0
     for _ in range(count):
-        effects = [runs_effect(*found) for found in sides(rng, (30, 3, 1, 5), between_runs)]
+        effects = [runs_effect(*pair) for pair in sides(rng, (30, 3, 1, 5), between_runs)]
         red += any(verdict.answer == "slower" for verdict in judge_plan(effects, min_effect))
     assert red / count <= most(0.05, count)
 
@@ -208,9 +208,9 @@ def test_identical_code_stays_green_over_a_plan_of_thirty(count, min_effect, bet
 def decided_by_as_many(shape, between_runs, effect, seed=12):
     """Return the share of inconclusive comparisons that as many runs per side as their reason names would settle."""
     rng, answers = np.random.default_rng(seed), []
-    for found in sides(rng, shape, between_runs, effect):
-        seen = runs_effect(*found)
-        repeats = deciding_repeats(seen) if judge(seen).answer == "inconclusive" else None
+    for pair in sides(rng, shape, between_runs, effect):
+        measured_effect = runs_effect(*pair)
+        repeats = deciding_repeats(measured_effect) if judge(measured_effect).answer == "inconclusive" else None
         if repeats:
             (again,) = sides(rng, (1, repeats, repeats, shape[-1]), between_runs, effect)
             answers.append(judge(runs_effect(*again)).answer)

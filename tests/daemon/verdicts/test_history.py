@@ -44,14 +44,14 @@ def unchanged(rng, count, runs, correlation, noise=0.01):
 def test_noise_alone_is_rarely_called_a_step_however_correlated(runs, count, correlation):
     """5 %, and two deviations more."""
     series = unchanged(np.random.default_rng(runs), count, runs, correlation).tolist()
-    assert np.mean([bool(shifts(one)) for one in series]) <= most(0.05, count)
+    assert np.mean([bool(shifts(row)) for row in series]) <= most(0.05, count)
 
 
 @pytest.mark.parametrize(("runs", "found"), [(20, 0.85), (60, 0.98), (200, 0.98)])
 def test_a_step_of_five_percent_in_noise_of_one_is_found(runs, found):
     series = unchanged(np.random.default_rng(0), 300, runs, 0.0)
     series[:, runs // 2 :] *= 1.05
-    places = [shifts(one) for one in series.tolist()]
+    places = [shifts(row) for row in series.tolist()]
     assert np.mean([len(of_one) == 1 and abs(of_one[0] - runs // 2) <= 1 for of_one in places]) >= found
 
 
@@ -62,12 +62,12 @@ def test_rates_of_the_documentation(runs):
     count, rng = 4_000, np.random.default_rng(1)
     for correlation in (0.0, 0.3, 0.6, 0.9):
         series = unchanged(rng, count, runs, correlation)
-        false = np.mean([bool(shifts(one)) for one in series.tolist()])
+        false = np.mean([bool(shifts(row)) for row in series.tolist()])
         sys.stdout.write(f"\n{runs} runs, correlation {correlation}: {100 * false:.1f} % false; found of 1, 2, 3, 5 %:")
         assert false <= 0.05
         for step in (0.01, 0.02, 0.03, 0.05):
             stepped = np.concatenate([series[:500, : runs // 2], series[:500, runs // 2 :] * (1 + step)], axis=1)
-            sys.stdout.write(f" {100 * np.mean([bool(shifts(one)) for one in stepped.tolist()]):.0f}")
+            sys.stdout.write(f" {100 * np.mean([bool(shifts(row)) for row in stepped.tolist()]):.0f}")
 
 
 def test_a_drift_is_no_staircase():

@@ -66,7 +66,7 @@ def test_the_time_between_the_layers_is_one_of_them():
 
 def rounds_of(first, second):
     """Return rounds of layers (name, ms, kind, covers) that vary by a thousandth."""
-    made = []
+    rounds = []
     for number in range(4):
         sides = [
             [
@@ -75,8 +75,8 @@ def rounds_of(first, second):
             ]
             for side in (first, second)
         ]
-        made.append(Round(*(sum(layer.ms for layer in side) for side in sides), *sides))
-    return made
+        rounds.append(Round(*(sum(layer.ms for layer in side) for side in sides), *sides))
+    return rounds
 
 
 def test_a_fused_layer_is_compared_with_its_parts_and_the_sentence_says_what_became_of_it():

@@ -27,8 +27,8 @@ SETS = 1_500
     ],
 )
 def test_levels_are_found_where_times_jump(times_ms, wanted):
-    found = timings.two_levels(times_ms)
-    assert [(pytest.approx(level.ms, rel=5e-3), pytest.approx(level.share)) for level in found] == wanted
+    levels = timings.two_levels(times_ms)
+    assert [(pytest.approx(level.ms, rel=5e-3), pytest.approx(level.share)) for level in levels] == wanted
 
 
 @pytest.mark.parametrize("processes", [3, 4, 5, 7, 10, 15, 100])
@@ -57,9 +57,9 @@ def summary(ratios, run_ms=20.0):
 def test_a_process_that_jumps_between_levels_is_named_if_it_met_both():
     rng = np.random.default_rng(0)
     for ratios in dwelling(rng, 100, 330, 0.3, 50):
-        found = timings.two_levels(summary(ratios).pieces_ns)
+        levels = timings.two_levels(summary(ratios).pieces_ns)
         met_both = 0.1 < np.mean(ratios[:200] > 1.15) < 0.9
-        assert not met_both or len(found) == 2
+        assert not met_both or len(levels) == 2
 
 
 @pytest.mark.parametrize(("coefficient", "fewest", "most"), [(0.0, 0.0, 0.03), (0.5, 0.0, 0.05), (0.99, 0.98, 1.0)])
@@ -74,14 +74,14 @@ def test_blocks_that_depend_on_one_another_are_named(coefficient, fewest, most):
 
 def test_the_words_are_of_the_processes_or_else_of_the_runs_of_one():
     jumping = [ProcessResult(status="ok", timing=timing(value)) for value in (86.0, 87.0, 176.0, 86.0, 86.5)]
-    told = levels_note(made(processes=jumping))
+    note = levels_note(made(processes=jumping))
     assert (
         "jumps between 86.37 ms (80 % of the processes) and 176 ms (20 % of the processes): the cause is not known"
-        in told
+        in note
     )
     assert levels_note(made(processes=[ProcessResult(status="ok", timing=timing(10.0))])) is None
     jumping = blocks([10.0] * 5, levels=[Level(10.0, 0.75), Level(13.0, 0.25)])
-    told = levels_note(
+    note = levels_note(
         made(processes=[ProcessResult(status="ok", timing=timing(10.0), blocks=jumping)], flags=["busy_machine"])
     )
-    assert "10 ms (75 % of the time of a process) and 13 ms (25 % of the time of a process): busy machine;" in told
+    assert "10 ms (75 % of the time of a process) and 13 ms (25 % of the time of a process): busy machine;" in note

@@ -35,7 +35,7 @@ def test_pairs_in_turns_have_a_floor_of_their_own():
     add(*[0.006] * 5, interleaved=True)
     assert noise_floor.of_device("d", "cpu") == {"c": 0.03}
     assert noise_floor.of_device("d", "cpu", interleaved=True) == {"c": 0.006}
-    assert [(one.interleaved, one.floor) for one in noise_floor.every()] == [(False, 0.03), (True, 0.006)]
+    assert [(entry.interleaved, entry.floor) for entry in noise_floor.every()] == [(False, 0.03), (True, 0.006)]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_comparisons_that_cannot_tell_do_not_count(fields):
     add(*[0.06] * 9, **fields)
     add(*[0.06] * 4)
     assert noise_floor.of_device("d", "cpu") == {}
-    assert [(one.stored, one.counted, one.floor) for one in noise_floor.every()] == [(13, 4, None)]
+    assert [(entry.stored, entry.counted, entry.floor) for entry in noise_floor.every()] == [(13, 4, None)]
     add(0.06)
     assert noise_floor.of_device("d", "cpu") == {"c": 0.06}
 
@@ -62,7 +62,7 @@ def test_a_case_or_all_are_forgotten():
     add(*[0.06] * 5)
     add(0.06, case_id="other")
     assert noise_floor.clear("c") == 5
-    assert [one.case_id for one in noise_floor.every()] == ["other"]
+    assert [entry.case_id for entry in noise_floor.every()] == ["other"]
     assert (noise_floor.clear(), noise_floor.clear(), noise_floor.every()) == (1, 0, [])
 
 

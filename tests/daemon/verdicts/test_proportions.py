@@ -14,21 +14,21 @@ RATES = (0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.3)
 @pytest.mark.parametrize(("successes", "trials"), [(0, 1), (0, 360), (81, 263), (359, 360), (50_000, 50_000)])
 def test_wilson_is_scipys(successes, trials):
     want = stats.binomtest(successes, trials).proportion_ci(0.95, method="wilson")
-    found = wilson(successes, trials)
-    assert (found.low, found.high) == (pytest.approx(want.low, abs=1e-12), pytest.approx(want.high, abs=1e-12))
+    interval = wilson(successes, trials)
+    assert (interval.low, interval.high) == (pytest.approx(want.low, abs=1e-12), pytest.approx(want.high, abs=1e-12))
 
 
 def test_the_paired_difference_is_as_published():
     """M. W. Fagerland et al., Statistics in Medicine 33, 2014: airway hyper-responsiveness, 1 and 7 of 21 turned."""
-    found = paired_difference(1, 7, 21)
-    assert (round(found.low, 3), round(found.high, 3)) == (-0.517, -0.026)
+    interval = paired_difference(1, 7, 21)
+    assert (round(interval.low, 3), round(interval.high, 3)) == (-0.517, -0.026)
 
 
 @pytest.mark.parametrize(("gained", "lost", "items"), [(0, 0, 360), (0, 3, 50), (4, 2, 30), (30, 0, 30), (0, 30, 30)])
 def test_both_ends_have_the_score_that_was_asked_for(gained, lost, items):
     """Against the restricted likelihood, maximised by search in place of Tango's formula."""
-    found = paired_difference(gained, lost, items)
-    for end in (found.low, found.high):
+    interval = paired_difference(gained, lost, items)
+    for end in (interval.low, interval.high):
         if abs(end) > 1 - 1e-6:
             continue
         rates = np.linspace(max(0.0, -end), (1 - end) / 2, 400_001)[1:-1]  # of what only the second one has
@@ -44,9 +44,9 @@ def test_both_ends_have_the_score_that_was_asked_for(gained, lost, items):
 def test_the_paired_interval_covers_as_often_as_it_says(items):
     """Every outcome of a trinomial draw, weighed by its probability: no sampling."""
     outcomes = [(first, second) for first in range(items + 1) for second in range(items + 1 - first)]
-    found = [paired_difference(*outcome, items) for outcome in outcomes]
+    intervals = [paired_difference(*outcome, items) for outcome in outcomes]
     first, second = np.array(outcomes).T
-    low, high = np.array([[one.low, one.high] for one in found]).T
+    low, high = np.array([[interval.low, interval.high] for interval in intervals]).T
     covered = []
     for p in RATES:
         for q in RATES:

@@ -115,8 +115,8 @@ def test_one_process_names_the_fastest_here_and_ships_nothing():
 def test_flags_that_put_the_joules_in_doubt_are_named_where_joules_decide_or_are_limited(flag):
     doubtful = msgspec.structs.replace(ENERGY, flags=["no_idle_baseline", flag])
     records = [candidate("custom", 4.0, energy=doubtful), candidate("eager", 8.0, energy=ENERGY)]
-    for asked in ({"objective": "energy"}, {"max_energy_j": 1.0}):
-        assert f"doubtful: custom {flag.partition(':')[0].replace('_', ' ')})" in line(only(records, **asked))
+    for requirements in ({"objective": "energy"}, {"max_energy_j": 1.0}):
+        assert f"doubtful: custom {flag.partition(':')[0].replace('_', ' ')})" in line(only(records, **requirements))
     assert "doubtful" not in line(only(records))
 
 
@@ -257,9 +257,9 @@ def test_joules_whose_error_bars_overlap_are_too_close_to_call():
     """Their processes alone would tell them apart: they share a sensor, and its error."""
 
     def steady(variant, joules):
-        found = msgspec.structs.replace(ENERGY, gross_per_inference_j=joules)
-        processes = [ProcessResult(status="ok", timing=timing(4.0), energy=found)] * 3
-        return candidate(variant, 4.0, energy=found, processes=processes)
+        energy = msgspec.structs.replace(ENERGY, gross_per_inference_j=joules)
+        processes = [ProcessResult(status="ok", timing=timing(4.0), energy=energy)] * 3
+        return candidate(variant, 4.0, energy=energy, processes=processes)
 
     decision = only([steady("eager", 0.031), steady("fp16", 0.03)], objective="energy")
     assert (decision.ship, decision.tied) == (None, ["eager-fp16", "eager"])
@@ -270,7 +270,7 @@ def test_batch_sizes_compete_for_throughput_and_for_nothing_else():
     records = [candidate("eager", 4.0), candidate("eager", 10.0, batch=4)]
     decision = only(records, objective="throughput")
     assert (decision.ship, decision.ratio) == ("eager b4", pytest.approx(1.6))
-    assert [one.subject for one in decide(records, Requirements())] == ["vim_tiny b1", "vim_tiny b4"]
+    assert [choice.subject for choice in decide(records, Requirements())] == ["vim_tiny b1", "vim_tiny b4"]
 
 
 def test_offline_ranks_by_throughput_whatever_the_batch_size():
@@ -298,12 +298,12 @@ def test_within_a_boot_the_monotonic_clock_says_which_is_newest():
 def test_devices_of_one_machine_and_power_modes_are_decided_apart():
     records = [candidate("eager", 100.0, device="cpu"), candidate("custom", 1.0, device="cuda")]
     decisions = decide(records, Requirements())
-    assert [(one.subject, one.ship) for one in decisions] == [
+    assert [(decision.subject, decision.ship) for decision in decisions] == [
         ("vim_tiny b1 on cpu", "eager"),
         ("vim_tiny b1 on cuda", "custom"),
     ]
     swept = [candidate("eager", ms, power_mode=mode) for mode, ms in (("15W", 9.0), ("25W", 5.0))]
-    subjects = [one.subject for one in decide(swept, Requirements())]
+    subjects = [decision.subject for decision in decide(swept, Requirements())]
     assert subjects == ["vim_tiny b1 at 15W", "vim_tiny b1 at 25W"]
 
 
@@ -390,12 +390,12 @@ def test_of_a_module_of_one_s_own_it_is_said_what_was_not_tried():
 
 
 def test_int8_ships_by_accuracy_if_labels_were_given_and_by_agreement_otherwise():
-    kept = candidate("onnxruntime-int8", 2.0, accuracy=accuracy(right=950, gained=5, lost=5, images=5000))
+    accurate = candidate("onnxruntime-int8", 2.0, accuracy=accuracy(right=950, gained=5, lost=5, images=5000))
     lost = candidate("onnxruntime-int8", 2.0, accuracy=accuracy(right=900, lost=100, images=5000))
     half = candidate("onnxruntime", 3.0, accuracy=accuracy(right=900, lost=100, images=5000))
     few = msgspec.structs.replace(PASSED, argmax_disagreements=PASSED.images // 4)
-    assert only([kept, half]).ship == "onnxruntime-int8"
-    differing = msgspec.structs.replace(kept, check=few)
+    assert only([accurate, half]).ship == "onnxruntime-int8"
+    differing = msgspec.structs.replace(accurate, check=few)
     assert only([differing, half]).ship == "onnxruntime-int8"
     assert only([differing, half], min_agreement=0.98).ship == "onnxruntime"
     decision = only([lost, half])

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from benchd.daemon.records import Case, Counted, ModelFacts, Probes, Variant
+from benchd.daemon.records import Case, ModelFacts, Probes, Variant, WorkCount
 from benchd.daemon.verdicts import roofline
 from benchd.models.catalog import MODELS
 from benchd.models.cost import Cost, cost, parameters
@@ -31,28 +31,28 @@ def facts(model="vim_tiny", **fields):
     ],
 )
 def test_the_longest_of_the_three_times_is_the_floor(rates, bound, floor_ms):
-    found = roofline.of(COST, rates)
-    assert (found.bound_by, found.floor_ms) == (bound, pytest.approx(floor_ms))
-    assert found.floor_ms == max(found.matrix_ms, found.bytes_ms, found.exponentials_ms)
-    assert found.matrix_ms * rates.matrix_flops_per_s == pytest.approx(4000e3)
-    assert (found.matrix_flops, found.elementwise_flops, found.exponentials) == (4000, 99, 300)
-    assert (found.bytes, found.parameters_bytes) == (2000, 500)
+    floor = roofline.of(COST, rates)
+    assert (floor.bound_by, floor.floor_ms) == (bound, pytest.approx(floor_ms))
+    assert floor.floor_ms == max(floor.matrix_ms, floor.bytes_ms, floor.exponentials_ms)
+    assert floor.matrix_ms * rates.matrix_flops_per_s == pytest.approx(4000e3)
+    assert (floor.matrix_flops, floor.elementwise_flops, floor.exponentials) == (4000, 99, 300)
+    assert (floor.bytes, floor.parameters_bytes) == (2000, 500)
 
 
 @pytest.mark.parametrize("direction", ["inference", "training"])
 def test_the_cost_is_the_case_s(direction):
     options = {"time_steps": 4, "encoding": "rate"}
     case = Case(model="snn_onepass", variant=Variant(precision="fp16"), batch_size=7, direction=direction)
-    found = roofline.cost_of(case, facts("snn_onepass", options=dict(MODELS["snn_onepass"].resolve(options))))
-    assert found == cost("snn_onepass", options, 7, "fp16", direction)
+    case_cost = roofline.cost_of(case, facts("snn_onepass", options=dict(MODELS["snn_onepass"].resolve(options))))
+    assert case_cost == cost("snn_onepass", options, 7, "fp16", direction)
 
 
 @pytest.mark.parametrize(("precision", "moved"), [("fp32", 400), ("bf16", 200)])
 def test_another_module_costs_what_was_counted_in_inference(precision, moved):
-    counted = Counted(matrix_flops=1000, bytes=400, parameters_bytes=80, is_convolved=True)
+    counted = WorkCount(matrix_flops=1000, bytes=400, parameters_bytes=80, is_convolved=True)
     case = Case(model="own.net.build", variant=Variant(precision=precision))
-    found = roofline.cost_of(case, facts(), counted)
-    assert (found.matrix_flops, found.bytes, found.parameters_bytes) == (1000, moved, moved // 5)
+    case_cost = roofline.cost_of(case, facts(), counted)
+    assert (case_cost.matrix_flops, case_cost.bytes, case_cost.parameters_bytes) == (1000, moved, moved // 5)
     assert roofline.is_convolved(case, counted)
     learning = msgspec.structs.replace(case, direction="training")
     assert roofline.cost_of(learning, facts(), counted) == "for a module, only inference is counted"
@@ -70,8 +70,8 @@ def test_the_change_of_rates_is_that_of_the_one_that_changed_most():
 
 
 def test_the_products_of_spikes_replace_the_dense_ones():
-    found = roofline.of(COST, probes(copy=1e9, exponentials=1e9), synaptic_flops=1000.0)
-    assert (found.floor_ms, found.bound_by, found.matrix_flops, found.synaptic_flops) == (1.0, "matrix", 4000, 1000.0)
+    floor = roofline.of(COST, probes(copy=1e9, exponentials=1e9), synaptic_flops=1000.0)
+    assert (floor.floor_ms, floor.bound_by, floor.matrix_flops, floor.synaptic_flops) == (1.0, "matrix", 4000, 1000.0)
 
 
 @pytest.mark.parametrize(

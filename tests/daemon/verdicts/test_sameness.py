@@ -54,9 +54,9 @@ def test_what_is_of_one_model():
     ],
 )
 def test_facts_that_differ_are_named_with_what_to_do(other, words):
-    found = model_difference([measured(), measured(), other])
-    assert found.startswith(words)
-    assert found.endswith("; measure every variant again with the same model")
+    difference = model_difference([measured(), measured(), other])
+    assert difference.startswith(words)
+    assert difference.endswith("; measure every variant again with the same model")
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_facts_that_differ_are_named_with_what_to_do(other, words):
     ],
 )
 def test_other_answers_to_the_same_inputs_are_of_another_model_and_what_changed_it_is_named(read, cause):
-    found = model_difference([measured(), measured(check=answered(OTHERS), read=read)])
-    assert found.startswith(f"its exact answers to the same inputs differ by 0.089 of their size: {cause}")
+    difference = model_difference([measured(), measured(check=answered(OTHERS), read=read)])
+    assert difference.startswith(f"its exact answers to the same inputs differ by 0.089 of their size: {cause}")
 
 
 def test_answers_of_another_file_name_both_files():
@@ -109,18 +109,22 @@ def test_where_no_answers_are_comparable_the_code_decides(check):
 def test_answers_are_compared_with_the_first_to_the_same_inputs():
     """The first record answered other inputs, as of another batch."""
     of_batch = {"inputs_sha256": "of another batch"}
-    found = [measured(), measured(check=answered([5.0, 5.0], **of_batch)), measured(check=answered(OTHERS, **of_batch))]
-    assert model_difference(found[:2]) is None
-    assert model_difference(found).startswith("its exact answers to the same inputs differ")
+    records = [
+        measured(),
+        measured(check=answered([5.0, 5.0], **of_batch)),
+        measured(check=answered(OTHERS, **of_batch)),
+    ]
+    assert model_difference(records[:2]) is None
+    assert model_difference(records).startswith("its exact answers to the same inputs differ")
 
 
 def test_each_output_counts_alone_and_one_less_is_another_network():
     outputs = ["scores 10", "offset 1"]
     two = answered([1e6, 1e6, 1.0, 2.0], outputs=outputs)
-    found = model_difference([measured(check=two), measured(check=answered([1e6, 1e6, *OTHERS], outputs=outputs))])
-    assert "differ by 0.089 of their size in offset" in found
-    found = model_difference([measured(check=two), measured()])
-    assert found.startswith("different outputs (output 10, where the other has offset 1, scores 10)")
+    difference = model_difference([measured(check=two), measured(check=answered([1e6, 1e6, *OTHERS], outputs=outputs))])
+    assert "differ by 0.089 of their size in offset" in difference
+    difference = model_difference([measured(check=two), measured()])
+    assert difference.startswith("different outputs (output 10, where the other has offset 1, scores 10)")
 
 
 def test_rounding_may_move_a_spike():

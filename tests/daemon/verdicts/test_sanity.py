@@ -9,7 +9,7 @@ from benchd.daemon.verdicts.sanity import examine
 
 
 def found(record, subject):
-    (finding,) = [one for one in examine([record]) if one.subject == subject]
+    (finding,) = [entry for entry in examine([record]) if entry.subject == subject]
     return finding.judgement
 
 
@@ -44,7 +44,7 @@ def process(window_s, energy_j=None, watts=None):
     ],
 )
 def test_the_agreement_says_what_its_figure_is_a_share_of(check, detail):
-    (finding,) = [one for one in examine([made(check=check)]) if one.subject == "agreement"]
+    (finding,) = [entry for entry in examine([made(check=check)]) if entry.subject == "agreement"]
     assert finding.detail == detail
 
 

@@ -31,7 +31,7 @@ def record(variant, times_ms):
         case=case,
         case_id=case.case_id,
         timing=timing(centre_ms, low_ms=interval.low, high_ms=interval.high) if interval else timings[0],
-        processes=[ProcessResult(status="ok", timing=one) for one in timings],
+        processes=[ProcessResult(status="ok", timing=process_timing) for process_timing in timings],
     )
 
 
@@ -76,13 +76,13 @@ def decisions(equal, processes, lead=0.0, slower=0, *, count, machine=noise):
     times = 5.0 * np.exp(in_rounds(rng, machine, (count, equal + slower, processes)))
     times[:, 0] *= 1.0 - lead
     times[:, equal:] *= 1.5
-    for one in times.tolist():
-        (decision,) = decide([record(*found) for found in zip(VARIANTS, one, strict=False)], Requirements())
+    for row in times.tolist():
+        (decision,) = decide([record(*pair) for pair in zip(VARIANTS, row, strict=False)], Requirements())
         yield decision
 
 
 def share_named(*given, **fields):
-    return np.mean([bool(one.ship or one.fastest) for one in decisions(*given, **fields)])
+    return np.mean([bool(decision.ship or decision.fastest) for decision in decisions(*given, **fields)])
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -108,8 +108,8 @@ def test_a_lead_of_ten_percent_is_found(equal, machine):
     def apart(rng, shape):
         return machine(rng, shape) + 0.01 * rng.standard_normal(shape)
 
-    found = [one.ship for one in decisions(1 + equal, 5, lead=0.1, machine=apart, count=60)]
-    assert np.mean([name == "eager" for name in found]) > 0.95
+    names = [decision.ship for decision in decisions(1 + equal, 5, lead=0.1, machine=apart, count=60)]
+    assert np.mean([name == "eager" for name in names]) > 0.95
 
 
 @pytest.mark.parametrize("processes", [3, 5])
@@ -121,7 +121,7 @@ def test_of_equal_variants_one_is_rarely_named(count, equal, slower, processes):
 
 
 def test_a_variant_that_is_two_percent_faster_ships_and_the_interval_covers_its_lead():
-    found = list(decisions(2, 5, lead=0.02, count=400))
-    assert np.mean([decision.ship == "eager" for decision in found]) > 0.95
-    covered = [one.ratio_interval.low <= 1.0 / 0.98 <= one.ratio_interval.high for one in found]
+    results = list(decisions(2, 5, lead=0.02, count=400))
+    assert np.mean([decision.ship == "eager" for decision in results]) > 0.95
+    covered = [choice.ratio_interval.low <= 1.0 / 0.98 <= choice.ratio_interval.high for choice in results]
     assert 0.93 <= np.mean(covered) <= 0.98

@@ -43,23 +43,28 @@ def ann(*given, **fields):
 
 
 def only(*found):
-    (one,) = comparisons(found)
-    return one.line
+    (comparison,) = comparisons(found)
+    return comparison.line
 
 
 def test_the_best_checked_variants_are_compared_and_named():
-    found = [snn("eager", 9.0), snn("custom", 4.0), snn("compile", 1.0, check=WRONG)]
-    found += [ann("eager", 5.0), ann("onnxruntime", 2.0), ann("custom", 1.0, check=WRONG), ann("custom", 1.0, batch=4)]
-    assert only(*found) == (
+    records = [snn("eager", 9.0), snn("custom", 4.0), snn("compile", 1.0, check=WRONG)]
+    records += [
+        ann("eager", 5.0),
+        ann("onnxruntime", 2.0),
+        ann("custom", 1.0, check=WRONG),
+        ann("custom", 1.0, batch=4),
+    ]
+    assert only(*records) == (
         "SNN/ANN b1 T 8: snn_stbif_resnet18 over qann_resnet18: "
         "latency 2x [1.96, 2.05] (custom 4 ms over onnxruntime 2 ms); energy not measured"
     )
 
 
 def test_energy_has_its_own_best_variants_and_its_error_bars():
-    found = [snn("eager", 9.0, joules=0.001), snn("custom", 4.0, joules=0.004)]
-    found += [ann("eager", 5.0, joules=0.003), ann("onnxruntime", 2.0, joules=0.002)]
-    assert only(*found).endswith("energy 0.5x [0.467, 0.536] (eager 1 mJ over onnxruntime 2 mJ)")
+    records = [snn("eager", 9.0, joules=0.001), snn("custom", 4.0, joules=0.004)]
+    records += [ann("eager", 5.0, joules=0.003), ann("onnxruntime", 2.0, joules=0.002)]
+    assert only(*records).endswith("energy 0.5x [0.467, 0.536] (eager 1 mJ over onnxruntime 2 mJ)")
 
 
 def test_no_difference_is_claimed_that_is_not_told_apart():
@@ -73,8 +78,8 @@ def test_a_side_without_a_checked_variant_has_no_ratio():
         snn("custom", 4.0), ann("custom", 2, check=WRONG)
     )
     other = msgspec.structs.replace(ENVIRONMENT, fingerprint="g", kernel="6.2")
-    told = only(snn("custom", 4.0), ann("custom", 2.0, environment=other))
-    assert "latency not known: measured in a different environment (kernel: 6.1 and 6.2)" in told
+    line = only(snn("custom", 4.0), ann("custom", 2.0, environment=other))
+    assert "latency not known: measured in a different environment (kernel: 6.1 and 6.2)" in line
 
 
 OLD = {"suite_id": "s0", "t_mono_ns": 0}
@@ -95,15 +100,15 @@ def test_a_variant_that_the_decision_excludes_is_not_the_best(excluded):
 
 
 def test_joules_of_another_scope_than_the_majoritys_are_not_the_best():
-    found = [snn("custom", 4.0, joules=0.001, scope="GPU board"), snn("eager", 9.0, joules=0.004)]
-    found += [snn("compile", 9.0, joules=0.005), ann("custom", 2.0, joules=0.002)]
-    assert "(eager 4 mJ over custom 2 mJ)" in only(*found)
+    records = [snn("custom", 4.0, joules=0.001, scope="GPU board"), snn("eager", 9.0, joules=0.004)]
+    records += [snn("compile", 9.0, joules=0.005), ann("custom", 2.0, joules=0.002)]
+    assert "(eager 4 mJ over custom 2 mJ)" in only(*records)
 
 
 @pytest.mark.parametrize("status", ["unsupported", "failed"])
 def test_a_variant_without_a_model_has_no_line_of_its_own(status):
     none = {"status": status, "model": None, "timing": None, "processes": [], "check": None}
-    dead = [msgspec.structs.replace(one("tensorrt", 1.0), **none) for one in (snn, ann)]
+    dead = [msgspec.structs.replace(make("tensorrt", 1.0), **none) for make in (snn, ann)]
     assert "T 8" in only(snn("custom", 4.0), ann("custom", 2.0), *dead)
     assert comparisons(dead) == []
 

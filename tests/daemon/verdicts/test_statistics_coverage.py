@@ -108,7 +108,9 @@ def resembling(rng, count, processes, coefficient, apart):
 
 def covered(times_ms, truths_ms):
     intervals = [combine(row)[1] for row in times_ms.tolist()]
-    return np.mean([one.low <= truth <= one.high for one, truth in zip(intervals, truths_ms, strict=True)])
+    return np.mean(
+        [interval.low <= truth <= interval.high for interval, truth in zip(intervals, truths_ms, strict=True)]
+    )
 
 
 @pytest.mark.parametrize("processes", [2, 3, 5, 7])

@@ -28,8 +28,8 @@ def bridged(tmp_path):
     with session(tmp_path / "out") as opened:
 
         def bridge(case=CASE, **fields):
-            told = {"same_input": False} | fields
-            theirs = Foreign(tool="theirs", means="a call", latency_ms={"median": 8.0, "mean": 9.0}, **told)
+            facts = {"same_input": False} | fields
+            theirs = Foreign(tool="theirs", means="a call", latency_ms={"median": 8.0, "mean": 9.0}, **facts)
             request = Request([case], "quick", 0.01, pythons=[python])
             return Bridging(theirs, request, Comparing(opened, io.StringIO())).bridge()
 

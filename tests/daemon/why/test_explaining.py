@@ -16,7 +16,7 @@ from benchd.daemon.measuring.paired import Request
 from benchd.daemon.why import comparisons, text
 from benchd.daemon.why.comparing import Explaining
 from benchd.daemon.why.comparisons import Comparing
-from benchd.daemon.why.environments import Side
+from benchd.daemon.why.environments import EnvironmentSide
 
 CASE = "square,eager,b1,size=16"
 MODULES = "{p.name: p.read_text() for p in __import__('pathlib').Path(sys.argv[0]).parents[1].glob('lib/*/*/*.py')}"
@@ -33,7 +33,7 @@ def explaining(tmp_path):
             base = interpreter(tmp_path / "base", ms, **fields)
             packages = [[package(tmp_path / version, name, version) for name in NAMES] for version in ("1.0", "2.0")]
             a, b = (environment(each, base=base) for each in packages)
-            sides = Side(a, first or {}), Side(b, second or {})
+            sides = EnvironmentSide(a, first or {}), EnvironmentSide(b, second or {})
             return Explaining(*sides, Request([CASE], "quick", 0.01), Comparing(opened, io.StringIO()))
 
         yield prepared

@@ -321,6 +321,6 @@ def test_inputs_and_copies_are_read_as_far_as_they_are_told(read):
 
 
 def test_the_statistics_of_one_call_are_not_those_of_the_warm_up(read):
-    one = LITERT.replace("count=120 first=8200 curr=8100 min=7900 max=9100 avg=8150.5 std=90", "count=1 curr=8150.5")
+    text = LITERT.replace("count=120 first=8200 curr=8100 min=7900 max=9100 avg=8150.5 std=90", "count=1 curr=8150.5")
     warm_up = "INFO: count=3 first=9000 curr=8100 min=8000 max=9000 avg=8200 std=9 median=8100\nINFO: count=1"
-    assert read(one.replace("INFO: count=1", warm_up)).latency_ms == {"mean": pytest.approx(8.1505)}
+    assert read(text.replace("INFO: count=1", warm_up)).latency_ms == {"mean": pytest.approx(8.1505)}

@@ -14,7 +14,7 @@ from records_made import made
 from benchd.daemon.errors import Full, UsageError
 from benchd.daemon.records import encode
 from benchd.daemon.why import environments
-from benchd.daemon.why.environments import Side
+from benchd.daemon.why.environments import EnvironmentSide
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def planted(tmp_path):
         folder = tmp_path / name
         pairs = {each: (given, []) if isinstance(given, str) else given for each, given in versions.items()}
         packages = [package(folder, each, *given) for each, given in pairs.items()]
-        return Side(environment(packages))
+        return EnvironmentSide(environment(packages))
 
     return side
 
@@ -38,8 +38,8 @@ def test_versions_absence_and_other_files_of_one_version_are_differences(planted
     a, b = planted("a", same="1.0", newer="1.0", gone="1.0"), planted("b", same="1.0", newer="2.0", added="3.0")
     changed = package(Path(a.installed.packages[0].root).with_name("c"), "same", "1.0", content="# edited\n")
     others = [each for each in b.installed.packages if each.name != "same"]
-    found = environments.differences(a, Side(environment([changed, *others])))
-    assert sorted(names(found)) == [
+    differences = environments.differences(a, EnvironmentSide(environment([changed, *others])))
+    assert sorted(names(differences)) == [
         "added absent → 3.0",
         "gone 1.0 → absent",
         "newer 1.0 → 2.0",
@@ -51,28 +51,35 @@ def test_versions_absence_and_other_files_of_one_version_are_differences(planted
 def test_packages_that_refuse_each_others_versions_are_one_difference_and_a_need_is_known(planted):
     a = planted("a", torch=("1.0", []), vision=("1.0", ["torch==1.0"]), numpy="1.0", user="1.0")
     b = planted("b", torch=("2.0", ["numpy>=2"]), vision=("2.0", ["torch==2.0"]), numpy="2.0", user="2.0")
-    found, needs = environments.differences(a, b)
+    differences, needs = environments.differences(a, b)
     both = "torch 1.0 → 2.0 + vision 1.0 → 2.0"
-    assert names((found,)).index("numpy 1.0 → 2.0") < names((found,)).index(both)
+    assert names((differences,)).index("numpy 1.0 → 2.0") < names((differences,)).index(both)
     assert {name for name, needed in needs.items() if needed} == {both}
     assert needs[both] == {"numpy 1.0 → 2.0"}
 
 
 def test_variables_and_parts_of_the_case_are_differences_and_can_be_taken_over_one_by_one(planted):
     a, b = planted("a"), planted("b")
-    a = Side(a.installed, {"OMP_NUM_THREADS": "2", "ONLY_A": "1"}, "square,eager,b1,size=16,threads=2")
-    b = Side(b.installed, {"OMP_NUM_THREADS": "1"}, "square,fp16,b1,size=16")
-    found, _ = environments.differences(a, b)
-    assert names((found,)) == ["OMP_NUM_THREADS 2 → 1", "ONLY_A 1 → absent", "eager → fp16", "threads=2 → default"]
-    assert environments.mixed(a, b, found[:1]) == Side(a.installed, {"OMP_NUM_THREADS": "1", "ONLY_A": "1"}, a.case)
-    assert environments.mixed(a, b, found) == b
+    a = EnvironmentSide(a.installed, {"OMP_NUM_THREADS": "2", "ONLY_A": "1"}, "square,eager,b1,size=16,threads=2")
+    b = EnvironmentSide(b.installed, {"OMP_NUM_THREADS": "1"}, "square,fp16,b1,size=16")
+    differences, _ = environments.differences(a, b)
+    assert names((differences,)) == [
+        "OMP_NUM_THREADS 2 → 1",
+        "ONLY_A 1 → absent",
+        "eager → fp16",
+        "threads=2 → default",
+    ]
+    assert environments.mixed(a, b, differences[:1]) == EnvironmentSide(
+        a.installed, {"OMP_NUM_THREADS": "1", "ONLY_A": "1"}, a.case
+    )
+    assert environments.mixed(a, b, differences) == b
 
 
 def test_a_mixture_imports_the_chosen_packages_alone_and_leaves_both_sides_as_they_were(planted, tmp_path):
     a, b = planted("a", old="1.0", kept="1.0"), planted("b", old="2.0", kept="1.0", added="1.0")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.py")}
-    found, _ = environments.differences(a, b)
-    chosen = [difference for difference in found if difference.name.startswith("old")]
+    differences, _ = environments.differences(a, b)
+    chosen = [difference for difference in differences if difference.name.startswith("old")]
     python = environments.mixture(tmp_path / "mixture", a.installed, chosen)
     code = "import importlib.metadata as m; print({d.metadata['Name']: d.version for d in m.distributions()})"
     done = subprocess.run(
@@ -85,12 +92,12 @@ def test_a_mixture_imports_the_chosen_packages_alone_and_leaves_both_sides_as_th
 
 
 def test_this_environment_can_be_made_again(tmp_path):
-    here = environments.installed(sys.executable)
-    python = environments.mixture(tmp_path / "mixture", here, [])
+    installed = environments.installed(sys.executable)
+    python = environments.mixture(tmp_path / "mixture", installed, [])
     again = environments.installed(python)
-    assert again.version == here.version
+    assert again.version == installed.version
     assert {each.key: each.version for each in again.packages} == {
-        each.key: each.version for each in here.packages if each.files
+        each.key: each.version for each in installed.packages if each.files
     }
 
 
@@ -149,12 +156,12 @@ def test_a_file_of_results_stands_for_the_packages_and_variables_of_its_newest_r
 
 def test_interpreters_of_two_versions_and_packages_without_a_list_of_files_are_refused(planted):
     a, b = planted("a", one="1.0"), planted("b", one="2.0")
-    other = Side(environment([], version="3.9.1"))
+    other = EnvironmentSide(environment([], version="3.9.1"))
     with pytest.raises(UsageError, match=r"environments with the same Python version"):
         environments.differences(a, other)
     unlisted = [package(Path(each.root), each.name, each.version, listed=False) for each in b.installed.packages]
     with pytest.raises(UsageError, match=r"one 2.0 in .* was not installed by pip"):
-        environments.differences(a, Side(environment(unlisted)))
+        environments.differences(a, EnvironmentSide(environment(unlisted)))
 
 
 def test_a_full_disk_is_named(tmp_path, monkeypatch):

@@ -37,10 +37,10 @@ def loaded(asked):
 
 
 def test_it_answers_as_eager_in_the_form_of_the_model_without_an_input_s_memory(loaded):
-    workload, found = loaded
+    workload, model = loaded
     images = workload.images[2:4]
     with torch.inference_mode():
-        answers, want = found.run(images), workload.plain(images)
+        answers, want = model.run(images), workload.plain(images)
     assert list(answers.named) == ["scores", "more[0]", "more[1]"]
     torch.testing.assert_close(answers.named["scores"], want["scores"])
     torch.testing.assert_close(answers.named["more[0]"], want["more"][0])
@@ -49,12 +49,12 @@ def test_it_answers_as_eager_in_the_form_of_the_model_without_an_input_s_memory(
 
 
 def test_it_is_compiled_once_for_these_threads_and_says_for_what(loaded, asked):
-    workload, found = loaded
-    made = aoti.read(workload.source.built[PACKAGE])
-    assert (made.threads, made.gpu, made.torch) == (1, "", version("torch"))
+    workload, model = loaded
+    facts = aoti.read(workload.source.built[PACKAGE])
+    assert (facts.threads, facts.gpu, facts.torch) == (1, "", version("torch"))
     _, again = build_and_load(asked)
     assert again.runtime.build_s is None
-    assert found.runtime.provider == again.runtime.provider == f"AOTInductor of torch {torch.__version__}"
+    assert model.runtime.provider == again.runtime.provider == f"AOTInductor of torch {torch.__version__}"
 
 
 def test_a_case_is_measured_and_checked(asked):
@@ -67,12 +67,12 @@ def test_a_package_of_other_threads_is_not_loaded_but_built_again_and_that_is_to
     given = place / "given.pt2"
     given.write_bytes(workload.source.built[PACKAGE].read_bytes())
     verified = msgspec.structs.replace(asked, recipe=Verify(folder=str(place), engine=str(given)))
-    _, found = build_and_load(verified)
-    assert found.runtime.notes == []
+    _, model = build_and_load(verified)
+    assert model.runtime.notes == []
     other = aoti.read(given)
     monkeypatch.setattr(aoti, "read", lambda path: msgspec.structs.replace(other, torch="2.0.0"))
-    _, found = build_and_load(verified)
-    assert found.runtime.notes == [f"{REBUILT}{PACKAGE} was compiled for torch 2.0.0, not {other.torch}"]
+    _, model = build_and_load(verified)
+    assert model.runtime.notes == [f"{REBUILT}{PACKAGE} was compiled for torch 2.0.0, not {other.torch}"]
 
 
 def test_a_given_package_with_another_part_is_not_loaded(asked, place):
@@ -87,13 +87,13 @@ def test_its_files_are_the_package_which_load_md_runs_and_what_it_is_built_again
     outcome = run_here(msgspec.structs.replace(asked, recipe=Pack(str(out))))
     assert outcome.packed, outcome.process.reason
     assert {path.name for path in out.iterdir()} == {PACKAGE, WEIGHTS, "golden.npz", "code"}
-    assert [one.name for one in outcome.packed.outputs] == ["scores", "more[0]", "more[1]"]
+    assert [output.name for output in outcome.packed.outputs] == ["scores", "more[0]", "more[1]"]
     assert (outcome.packed.provider, outcome.packed.packages.keys()) == ("", {"numpy", "torch"})
     assert str(place).encode() not in (out / PACKAGE).read_bytes()
     text = load_text_of(asked.case, outcome.packed)
     assert run_alone(text, out).stdout == "the answers match the golden ones\n"
-    with np.load(out / "golden.npz") as held:
-        golden = dict(held)
+    with np.load(out / "golden.npz") as archive:
+        golden = dict(archive)
     np.savez(out / "golden.npz", **golden | {"exact0:scores": golden["exact0:scores"] + 1.0})
     assert "golden ones for {'scores': 2, 'more[0]': 0, 'more[1]': 0} inputs" in run_alone(text, out).stderr
 
@@ -109,6 +109,6 @@ def test_what_torch_cannot_export_says_so_in_a_sentence(tmp_path):
 @pytest.mark.slow  # a minute of compiling
 @pytest.mark.parametrize("variant", ["custom-aoti", "aoti-bf16"])
 def test_our_kernels_run_in_a_package(tmp_path, variant):
-    asked = job(tmp_path, model="snn_onepass", variant=Variant.parse(variant), options={"time_steps": 2})
-    outcome = run_here(changed(asked, weights="demo", data="demo"))
+    a_job = job(tmp_path, model="snn_onepass", variant=Variant.parse(variant), options={"time_steps": 2})
+    outcome = run_here(changed(a_job, weights="demo", data="demo"))
     assert (outcome.process.status, outcome.check.verdict) == ("ok", "passed"), outcome.process.reason

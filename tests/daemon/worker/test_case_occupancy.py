@@ -15,11 +15,11 @@ from benchd.daemon.profiling.trace.trace import Trace
 
 def test_each_figure_is_a_mean_over_kernel_time_and_the_limits_add_up():
     full, small = launch(grid=(96, 1, 1)), launch(grid=(3, 1, 1), percent=3)
-    found = of_trace(Trace(devices=[ORIN], kernels=[kernel(0, 30, full), kernel(30, 10, small)]), 0.5, "")
-    assert found.theoretical == pytest.approx(1.0)
-    assert found.estimated == pytest.approx(0.75 + 0.25 * 3 / 8 * 128 / 1536)
-    assert (found.measured, found.kernels) == (0.5, 2)
-    assert found.limits == {"warps": 0.75, "grid": 0.25}
+    occupancy = of_trace(Trace(devices=[ORIN], kernels=[kernel(0, 30, full), kernel(30, 10, small)]), 0.5, "")
+    assert occupancy.theoretical == pytest.approx(1.0)
+    assert occupancy.estimated == pytest.approx(0.75 + 0.25 * 3 / 8 * 128 / 1536)
+    assert (occupancy.measured, occupancy.kernels) == (0.5, 2)
+    assert occupancy.limits == {"warps": 0.75, "grid": 0.25}
 
 
 MEASURED = """

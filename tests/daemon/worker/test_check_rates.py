@@ -65,9 +65,9 @@ def folder(tmp_path_factory):
 @SLOW
 @pytest.mark.parametrize("model", MODELS)
 def test_right_variants_with_trained_weights_pass(folder, model):
-    found = {variant.name: judged(trained(folder, model, variant=variant, **QUICK)) for variant in variants(model)}
-    sys.stdout.write(f"\n{model}, trained: {Counter(one.verdict for one in found.values())}")
-    assert {name: one.note for name, one in found.items() if one.verdict != "passed"} == {}
+    checks = {variant.name: judged(trained(folder, model, variant=variant, **QUICK)) for variant in variants(model)}
+    sys.stdout.write(f"\n{model}, trained: {Counter(check_result.verdict for check_result in checks.values())}")
+    assert {name: check_result.note for name, check_result in checks.items() if check_result.verdict != "passed"} == {}
 
 
 @SLOW
@@ -77,10 +77,10 @@ def test_right_variants_with_random_weights_never_fail(folder, model):
     for variant in variants(model):
         verdicts = Counter()
         for seed in range(SEEDS):
-            found = judged(catalogued(folder, model, variant=variant, seed=seed, **QUICK))
-            verdicts[found.verdict] += 1
-            if found.verdict == "failed" or (variant.precision == "fp32" and not found.passed):
-                failed[variant.name, seed] = found.note
+            check_result = judged(catalogued(folder, model, variant=variant, seed=seed, **QUICK))
+            verdicts[check_result.verdict] += 1
+            if check_result.verdict == "failed" or (variant.precision == "fp32" and not check_result.passed):
+                failed[variant.name, seed] = check_result.note
         sys.stdout.write(f"\n{model} {variant.name}, random, {SEEDS} seeds: {dict(verdicts)}")
     assert failed == {}
 
@@ -102,7 +102,7 @@ class Plant:
 
 def stale(run, *inputs):
     """Answer for the first image of the batch in the place of each."""
-    return run(*(torch.cat([one[:1]] * len(one)) for one in inputs))
+    return run(*(torch.cat([tensor[:1]] * len(tensor)) for tensor in inputs))
 
 
 def shifted(run, *inputs):
@@ -110,8 +110,8 @@ def shifted(run, *inputs):
 
 
 def garbage(run, *inputs):
-    found = run(*inputs)
-    return torch.rand(found.shape, generator=torch.Generator().manual_seed(0)).to(found.dtype) * found.abs().max()
+    outputs = run(*inputs)
+    return torch.rand(outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs.dtype) * outputs.abs().max()
 
 
 def scaled(run, *inputs):
@@ -120,9 +120,9 @@ def scaled(run, *inputs):
 
 def one_is(value):
     def run(loaded, *inputs):
-        found = loaded(*inputs).clone()
-        found[3] = value
-        return found
+        outputs = loaded(*inputs).clone()
+        outputs[3] = value
+        return outputs
 
     return run
 
@@ -222,8 +222,8 @@ def test_planted_wrong_variants_never_pass(folder, model):
             # a file is made of the module as it is loaded, so each plant needs a store of its own
             a_job = trained(folder, model, variant=variant, **QUICK)
             a_job = msgspec.structs.replace(a_job, artifacts=str(folder / f"{plant.name}-{model}"))
-            found = judged(a_job, plant)
-            if found.passed and (model, variant.name, plant.name) not in BELOW_ROUNDING:
-                passed.append((variant.name, plant.name, found.error_share, found.tolerance))
+            check_result = judged(a_job, plant)
+            if check_result.passed and (model, variant.name, plant.name) not in BELOW_ROUNDING:
+                passed.append((variant.name, plant.name, check_result.error_share, check_result.tolerance))
     sys.stdout.write(f"\n{model}: {len(variants(model))} variants, {len(PLANTS)} plants, passed: {passed}")
     assert passed == []

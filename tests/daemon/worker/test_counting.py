@@ -50,13 +50,13 @@ class LastStep(nn.LSTM):
     ],
 )
 def test_every_product_is_counted_at_two_operations(module, shape, flops):
-    found = count(module.eval(), torch.zeros(shape))
-    assert (found.matrix_flops, found.uncounted) == (flops, [])
+    work = count(module.eval(), torch.zeros(shape))
+    assert (work.matrix_flops, work.uncounted) == (flops, [])
 
 
 def test_the_bytes_are_each_parameter_the_inputs_and_the_answers_once():
-    found = count(nn.Linear(7, 5), torch.zeros(3, 7))
-    assert (found.bytes, found.parameters_bytes) == (4 * (40 + 21 + 15), 160)
+    work = count(nn.Linear(7, 5), torch.zeros(3, 7))
+    assert (work.bytes, work.parameters_bytes) == (4 * (40 + 21 + 15), 160)
     both = count(nn.Bilinear(2, 3, 4), Tensors({"a": torch.zeros(5, 2), "b": torch.zeros(5, 3)}))
     assert both.bytes == 4 * (28 + 10 + 15 + 20)
 

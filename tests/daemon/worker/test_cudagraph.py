@@ -18,8 +18,8 @@ CPU = torch.device("cpu")
 
 def doubling(size):
     """A slot that doubles its input; `launch` works in place, as a graph does."""
-    held, output = torch.zeros(size), torch.zeros(size)
-    return Slot([held], lambda: torch.mul(held, 2, out=output), output, None)
+    static, output = torch.zeros(size), torch.zeros(size)
+    return Slot([static], lambda: torch.mul(static, 2, out=output), output, None)
 
 
 def test_slots_take_turns_so_that_two_results_stand_at_once():
@@ -50,12 +50,12 @@ def broken_capture():
 
 
 def test_what_broke_a_capture_is_told_with_the_line_of_the_model():
-    with pytest.raises(LookupError) as told:
+    with pytest.raises(LookupError) as error:
         broken_capture()
-    shown = capture_error(told.value)
-    assert shown.startswith("operation not permitted when stream is capturing (test_cudagraph.py:")
-    assert 'raise RuntimeError("operation not permitted' in shown
-    assert "DSA" not in shown.split(" (", 1)[0]
+    message = capture_error(error.value)
+    assert message.startswith("operation not permitted when stream is capturing (test_cudagraph.py:")
+    assert 'raise RuntimeError("operation not permitted' in message
+    assert "DSA" not in message.split(" (", 1)[0]
 
 
 def test_without_a_cuda_device_both_say_so():
@@ -82,20 +82,20 @@ def test_an_engine_reads_what_its_file_does(given, tmp_path):
         folder=tmp_path,
     )
     read = [module.encode(images, uniforms)] if given == "rate" else [images, uniforms]
-    held = [torch.zeros_like(value) for value in read]
-    slot = Slot(held, lambda: None, torch.zeros(1), None)
+    static = [torch.zeros_like(value) for value in read]
+    slot = Slot(static, lambda: None, torch.zeros(1), None)
     run = tensorrt.of_images(source, rotating([slot]))
     assert run(images, uniforms) is slot.output
-    assert all(torch.equal(*pair) for pair in zip(held, read, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(static, read, strict=True))
 
 
 def test_a_slot_may_write_several_outputs():
-    held, output = torch.zeros(3), Tensors({"twice": torch.zeros(3), "total": torch.zeros(())})
+    static, output = torch.zeros(3), Tensors({"twice": torch.zeros(3), "total": torch.zeros(())})
 
     def launch():
-        torch.mul(held, 2, out=output.named["twice"])
-        output.named["total"].copy_(held.sum())
+        torch.mul(static, 2, out=output.named["twice"])
+        output.named["total"].copy_(static.sum())
 
-    run = rotating([Slot([held], launch, output, None)])
-    found = run(torch.ones(3)).cpu().named
-    assert (found["twice"].tolist(), found["total"].item()) == ([2.0] * 3, 3.0)
+    run = rotating([Slot([static], launch, output, None)])
+    answers = run(torch.ones(3)).cpu().named
+    assert (answers["twice"].tolist(), answers["total"].item()) == ([2.0] * 3, 3.0)

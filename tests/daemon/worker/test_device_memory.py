@@ -9,7 +9,7 @@ import pytest
 from fake_nvml import FIRST, FakeNvml
 from machines import write
 
-from benchd.daemon.worker.device_memory import CLIENTS, Held, held, taken
+from benchd.daemon.worker.device_memory import CLIENTS, DeviceMemory, held, taken
 
 CODE = "import sys; input(); from benchd.daemon.worker.device_memory import held; print(held(sys.argv[1]))"
 
@@ -26,23 +26,23 @@ def told(fake, uuid, own=True):
 def test_nvml_counts_this_process_alone(tmp_path):
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
     fake = FakeNvml(tmp_path)
-    mine = str(Held(2**20))
+    mine = str(DeviceMemory(2**20))
     assert told(fake, FIRST) == told(fake, FIRST.removeprefix("GPU-")) == mine
-    assert told(fake, FIRST, own=False) == str(Held(None))
+    assert told(fake, FIRST, own=False) == str(DeviceMemory(None))
     assert told(fake, "GPU-none").startswith("NVML does not list the processes of GPU GPU-none")
 
 
 def test_an_orin_s_are_nvmap_s_clients_of_this_process_and_of_all(tmp_path):
     root = jetson_trees.build(tmp_path, jetson_trees.ORIN_NANO)
-    assert held(None, root) == Held(None, 100 * 2**20)  # as everybody but root is told
+    assert held(None, root) == DeviceMemory(None, 100 * 2**20)  # as everybody but root is told
     lines = [
         "CLIENT                        PROCESS      PID        SIZE",
         "user           gnome shell     77     9000K",
     ]
     write(root, {CLIENTS: "\n".join([*lines, "total                                   9000K\n"])})
-    assert held(None, root) == Held(None, 100 * 2**20)
+    assert held(None, root) == DeviceMemory(None, 100 * 2**20)
     write(root, {CLIENTS: "\n".join([*lines, f"user           python     {os.getpid()}     512K\n"])})
-    assert held(None, root) == Held(512 * 1024, 100 * 2**20)
+    assert held(None, root) == DeviceMemory(512 * 1024, 100 * 2**20)
 
 
 def test_a_thor_has_no_nvmap_and_is_asked_by_nvml(tmp_path):
@@ -52,10 +52,10 @@ def test_a_thor_has_no_nvmap_and_is_asked_by_nvml(tmp_path):
 
 
 def test_what_was_taken_is_this_process_s_where_the_driver_tells_else_everybody_s():
-    assert taken(Held(100, 900), Held(350, 2000), None) == (250, False)
-    assert taken(Held(None), Held(350), None) == (350, False)  # it held nothing before
-    assert taken(Held(None, 900), Held(None, 2000), None) == (1100, True)
-    assert "other processes freed" in taken(Held(None, 900), Held(None, 800), None)
-    assert "does not report" in taken(Held(None), Held(None), None)
-    assert taken(Held(100), "refused", None) == taken("refused", Held(100), None) == "refused"
-    assert "built the engine" in taken(Held(100), Held(350), 12.0)
+    assert taken(DeviceMemory(100, 900), DeviceMemory(350, 2000), None) == (250, False)
+    assert taken(DeviceMemory(None), DeviceMemory(350), None) == (350, False)  # it held nothing before
+    assert taken(DeviceMemory(None, 900), DeviceMemory(None, 2000), None) == (1100, True)
+    assert "other processes freed" in taken(DeviceMemory(None, 900), DeviceMemory(None, 800), None)
+    assert "does not report" in taken(DeviceMemory(None), DeviceMemory(None), None)
+    assert taken(DeviceMemory(100), "refused", None) == taken("refused", DeviceMemory(100), None) == "refused"
+    assert "built the engine" in taken(DeviceMemory(100), DeviceMemory(350), 12.0)

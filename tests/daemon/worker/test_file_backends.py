@@ -95,21 +95,21 @@ def test_it_agrees_with_eager(backend, kind, precision, tolerance, store):
     loaded = backend.load(own, precision, CPU, own.images[:2])
     is_half = precision == "fp16" and backend is onnxruntime  # OpenVINO reads float32 and lowers it itself
     assert (loaded.dtype, loaded.module) == (torch.float16 if is_half else torch.float32, None)
-    found = loaded.run(own.images[2:4].to(loaded.dtype))
+    answer = loaded.run(own.images[2:4].to(loaded.dtype))
     with torch.no_grad():
         want = own.module(own.images[2:4])
-    assert found.dtype == loaded.dtype
-    torch.testing.assert_close(found.float(), want, rtol=0, atol=tolerance * float(want.abs().max()))
+    assert answer.dtype == loaded.dtype
+    torch.testing.assert_close(answer.float(), want, rtol=0, atol=tolerance * float(want.abs().max()))
 
 
 def test_a_rate_encoded_model_runs_on_the_draws_it_is_given(backend, store):
     own = source("onepass", store)
     loaded = backend.load(own, "fp32", CPU, own.images[:2])
     draws = [torch.rand(2, 2, 3, 32, 32, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2)]
-    found = [loaded.run(own.images[:2], uniforms) for uniforms in draws]
-    assert not torch.equal(*found)
+    answers = [loaded.run(own.images[:2], uniforms) for uniforms in draws]
+    assert not torch.equal(*answers)
     with torch.no_grad():
-        for outputs, uniforms in zip(found, draws, strict=True):
+        for outputs, uniforms in zip(answers, draws, strict=True):
             torch.testing.assert_close(outputs, own.module(own.images[:2], uniforms))
 
 
@@ -186,15 +186,15 @@ def test_an_own_file_may_have_several_inputs(backend, tmp_path):
     built = user_onnx(tmp_path, TABLE)
     loaded = backend.load(built.source, "fp32", CPU, built.images[:2])
     table = torch.tensor([[0.0] * 4, [10, 20, 30, 40]])
-    seen = []
+    drawn_rows = []
     for start in range(0, 8, 2):
         x, rows = values(built.images[start : start + 2])
         assert (x.dtype, rows.dtype) == (torch.float32, torch.int64)
-        found = loaded.run(x, rows)
-        assert torch.equal(found, x + table[rows])
-        assert torch.equal(found, built.plain(x, rows))
-        seen.append(rows.tolist())
-    assert len({tuple(rows) for rows in seen}) > 1  # the inputs behind the first rotate too
+        answer = loaded.run(x, rows)
+        assert torch.equal(answer, x + table[rows])
+        assert torch.equal(answer, built.plain(x, rows))
+        drawn_rows.append(rows.tolist())
+    assert len({tuple(rows) for rows in drawn_rows}) > 1  # the inputs behind the first rotate too
 
 
 def test_an_own_file_may_read_half_precision_before_float32(backend, tmp_path):
@@ -208,10 +208,10 @@ def test_an_own_file_may_read_half_precision_before_float32(backend, tmp_path):
 def test_every_output_is_answered_by_its_name(backend, tmp_path):
     built = user_onnx(tmp_path, TWO_OUTPUTS)
     loaded = backend.load(built.source, "fp32", CPU, built.images[:2])
-    found = loaded.run(built.images[:2]).named
+    answers = loaded.run(built.images[:2]).named
     wanted = built.plain(built.images[:2]).named
-    assert [(name, value.shape) for name, value in found.items()] == [("y", (2, 4)), ("z", (2,))]
-    assert all(torch.equal(found[name], wanted[name]) for name in ("y", "z"))
+    assert [(name, value.shape) for name, value in answers.items()] == [("y", (2, 4)), ("z", (2,))]
+    assert all(torch.equal(answers[name], wanted[name]) for name in ("y", "z"))
 
 
 def test_the_size_of_an_output_may_depend_on_the_values(tmp_path):
@@ -221,10 +221,10 @@ def test_the_size_of_an_output_may_depend_on_the_values(tmp_path):
     loaded = onnxruntime.load(built.source, "fp32", CPU, images)
     for ones in (5, 8, 0, 3, 3):  # in one place in memory
         images.view(-1)[:] = torch.arange(8) < ones
-        found, wanted = loaded.run(images).named, built.plain(images).named
-        assert list(found) == ["z", "y"]
-        assert found["y"].shape == (2, ones)
-        assert all(torch.equal(found[name], wanted[name]) for name in found)
+        answers, wanted = loaded.run(images).named, built.plain(images).named
+        assert list(answers) == ["z", "y"]
+        assert answers["y"].shape == (2, ones)
+        assert all(torch.equal(answers[name], wanted[name]) for name in answers)
     loaded.run._session = SimpleNamespace(run_with_iobinding=lambda binding: None)
     with pytest.raises(RuntimeError):  # a run that writes nothing has no answer
         loaded.run(images)
@@ -243,9 +243,9 @@ def test_the_size_of_an_output_may_depend_on_the_values(tmp_path):
 def test_an_own_file_may_compute_with_other_types(backend, graph, dtype, tmp_path):
     built = user_onnx(tmp_path, graph)
     loaded = backend.load(built.source, "fp32", CPU, built.images[:2])
-    found = loaded.run(built.images[:2])
-    assert (built.images.dtype, found.dtype) == (dtype, dtype)
-    assert torch.equal(found, built.plain(built.images[:2]))
+    answer = loaded.run(built.images[:2])
+    assert (built.images.dtype, answer.dtype) == (dtype, dtype)
+    assert torch.equal(answer, built.plain(built.images[:2]))
 
 
 def test_openvino_takes_a_file_in_half_precision_as_it_is_written(tmp_path):

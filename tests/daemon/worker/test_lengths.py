@@ -47,9 +47,9 @@ def measured(tmp_path):
     (tmp_path / "net.py").write_text(LINES)
 
     def run(variant, batch_size=1, net="Net", items="items"):
-        asked = job(tmp_path, limits=LONGER, variant=Variant.parse(variant), batch_size=batch_size, model="own.net.Net")
+        a_job = job(tmp_path, limits=LONGER, variant=Variant.parse(variant), batch_size=batch_size, model="own.net.Net")
         own = UserModule(f"{tmp_path}/net.py:{net}")
-        outcome = run_here(changed(asked, own=own, samples=f"{tmp_path}/net.py:{items}"))
+        outcome = run_here(changed(a_job, own=own, samples=f"{tmp_path}/net.py:{items}"))
         if torch.__version__.startswith("2.9.") and "name 'L' is not defined" in (outcome.process.reason or ""):
             pytest.skip("torch 2.9 exports no open length of these, which the variant says")
         return outcome

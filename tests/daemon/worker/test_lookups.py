@@ -66,8 +66,8 @@ class Calls(nn.Module):
 @pytest.mark.parametrize(("function", "expected"), FOLLOWED.values(), ids=FOLLOWED)
 def test_an_input_stays_within_the_smallest_table_that_it_indexes(function, expected):
     ones = torch.ones(2, 4, dtype=torch.int64)
-    found = lookups.rows(Calls(function), ones, ["ids"]).get("ids")
-    assert found == expected
+    span = lookups.rows(Calls(function), ones, ["ids"]).get("ids")
+    assert span == expected
     for end in expected or ():
         with suppress(ValueError):
             function(torch.full_like(ones, end))
@@ -76,17 +76,17 @@ def test_an_input_stays_within_the_smallest_table_that_it_indexes(function, expe
 @pytest.mark.parametrize("function", [lambda a, b: TABLE[a + b], lambda a, b: TABLE[a - b + 20]])
 def test_two_inputs_that_lead_to_one_index_share_its_table(function):
     both = Tensors({"a": torch.ones(2, 4, dtype=torch.int64), "b": torch.ones(2, 4, dtype=torch.int64)})
-    found = lookups.rows(Calls(function), both, ["a", "b"])
-    assert found["a"][1] > 10
-    for a in found["a"]:
-        for b in found["b"]:
+    spans = lookups.rows(Calls(function), both, ["a", "b"])
+    assert spans["a"][1] > 10
+    for a in spans["a"]:
+        for b in spans["b"]:
             function(torch.tensor(a), torch.tensor(b))
 
 
 def test_an_index_that_an_input_masks_is_drawn_over_its_table_and_the_mask_is_not():
     both = Tensors({"ids": torch.ones(2, 4, dtype=torch.int64), "keep": torch.ones(2, 4, dtype=torch.int64)})
-    found = lookups.rows(Calls(lambda ids, keep: functional.embedding(ids * keep, TABLE)), both, ["ids", "keep"])
-    assert found == {"ids": (0, 49)}
+    spans = lookups.rows(Calls(lambda ids, keep: functional.embedding(ids * keep, TABLE)), both, ["ids", "keep"])
+    assert spans == {"ids": (0, 49)}
 
 
 class Scripted(nn.Module):
@@ -103,5 +103,5 @@ def test_the_whole_numbers_of_torchscript_are_tried():
     ones = torch.ones(2, 4, dtype=torch.int64)
     names = ("ids", "labels", "steps")
     given = Tensors({name: ones if name != "labels" else ones[:, :1] for name in names})
-    found = lookups.rows(torch.jit.script(Scripted()), given, names)
-    assert found == {"ids": (0, 49), "labels": (0, 6)}
+    spans = lookups.rows(torch.jit.script(Scripted()), given, names)
+    assert spans == {"ids": (0, 49), "labels": (0, 6)}

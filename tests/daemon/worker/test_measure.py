@@ -101,18 +101,18 @@ def test_percentiles_appear_with_enough_runs_only():
 
 def test_dropped_requests_are_later_than_every_answer():
     """Of 1000 requests 60 are dropped: p90 is that of all, p95 is beyond the answers."""
-    found = timings.request_timing([*range(1, 941), *[math.inf] * 60])
-    assert found.p90_ms == pytest.approx(900e-6, rel=0.01)
-    assert (found.p95_ms, found.p99_ms, found.p99_upper_ms) == (None, None, None)
-    assert (found.runs, found.max_ms) == (940, 940e-6)
-    assert (found.median_ms, found.low_ms, found.high_ms) == (500.5e-6, None, None)
+    timing = timings.request_timing([*range(1, 941), *[math.inf] * 60])
+    assert timing.p90_ms == pytest.approx(900e-6, rel=0.01)
+    assert (timing.p95_ms, timing.p99_ms, timing.p99_upper_ms) == (None, None, None)
+    assert (timing.runs, timing.max_ms) == (940, 940e-6)
+    assert (timing.median_ms, timing.low_ms, timing.high_ms) == (500.5e-6, None, None)
     assert timings.request_timing(range(1, 941)) == timings.part_timing(range(1, 941))
 
 
 def test_the_median_and_its_interval_count_the_requests_dropped_among_the_others():
     """Of each ten requests four are dropped, so that the median is between the fifth and the sixth answer."""
-    found = timings.request_timing([1.0, math.inf, 2.0, math.inf, 3.0, math.inf, 4.0, math.inf, 5.0, 6.0] * 100)
-    assert (found.median_ms, found.low_ms, found.high_ms) == (5.5e-6, 5.5e-6, 5.5e-6)
+    timing = timings.request_timing([1.0, math.inf, 2.0, math.inf, 3.0, math.inf, 4.0, math.inf, 5.0, 6.0] * 100)
+    assert (timing.median_ms, timing.low_ms, timing.high_ms) == (5.5e-6, 5.5e-6, 5.5e-6)
     assert timings.request_timing([1.0, 2.0, *[math.inf] * 2]).low_ms is None
 
 
@@ -181,11 +181,13 @@ def test_batches_are_whole_and_rotate():
 
 @pytest.mark.parametrize("one_input", [False, True])
 def test_the_runs_of_a_comparison_read_many_batches_or_one_as_asked(one_input, tmp_path):
-    seen = tmp_path / "seen"
-    module = user_module(tmp_path, forward=f"with open('{seen}', 'a') as out: print(images.sum().item(), file=out)")
-    found = run_here(changed(job(tmp_path, module=module), recipe=Compare(repeats=False, one_input=one_input)))
-    assert found.process.status == "ok", found.process.reason
-    batches = Counter(seen.read_text().splitlines()[-found.process.timing.runs :])
+    sums_file = tmp_path / "seen"
+    module = user_module(
+        tmp_path, forward=f"with open('{sums_file}', 'a') as out: print(images.sum().item(), file=out)"
+    )
+    outcome = run_here(changed(job(tmp_path, module=module), recipe=Compare(repeats=False, one_input=one_input)))
+    assert outcome.process.status == "ok", outcome.process.reason
+    batches = Counter(sums_file.read_text().splitlines()[-outcome.process.timing.runs :])
     assert (max(batches.values()) > 0.8 * batches.total()) == one_input  # an audit reads others behind them
 
 
@@ -204,7 +206,7 @@ def test_offline_does_a_chunk_and_returns_the_mean_of_one():
     (first,) = step(0)
     assert 0 < 3 * first <= time.monotonic_ns() - start
     step(1)
-    assert [seen[0] for seen in module.seen] == [0, 1, 0, 1, 0, 1]
+    assert [call[0] for call in module.seen] == [0, 1, 0, 1, 0, 1]
     assert not step.waits()  # on a CPU that is known
 
 
@@ -213,9 +215,9 @@ def test_the_throughput_of_offline_is_that_of_the_timed_chunks(tmp_path):
     module = user_module(tmp_path, forward="time.sleep(0.06)")
     rule = msgspec.structs.replace(TINY.rule, cap_s=1.5)
     limits = msgspec.structs.replace(TINY, rule=rule)
-    found = run_here(job(tmp_path, module=module, limits=limits, scenario="offline", batch_size=3)).process
-    assert found.timing.runs >= 5
-    assert found.throughput_per_s == pytest.approx(3e3 / found.timing.mean_ms, rel=1e-6)
+    process = run_here(job(tmp_path, module=module, limits=limits, scenario="offline", batch_size=3)).process
+    assert process.timing.runs >= 5
+    assert process.throughput_per_s == pytest.approx(3e3 / process.timing.mean_ms, rel=1e-6)
 
 
 def test_training_leaves_fresh_gradients_and_its_parts_make_the_whole():

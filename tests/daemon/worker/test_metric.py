@@ -16,8 +16,8 @@ FILE = judged_nets.__file__
 def judged(tmp_path, net, items, metric, variant="eager", **fields):
     """Return the outcome of a net of `judged_nets` with its items and metric."""
     a_job = job(tmp_path, module=f"{FILE}:{net}", variant=Variant.parse(variant), batch_size=3)
-    asked = {"samples": f"{FILE}:{items}", "metric": f"{FILE}:{metric}", "accuracy": "full"}
-    return run_here(changed(a_job, **(asked | fields)))
+    metric_fields = {"samples": f"{FILE}:{items}", "metric": f"{FILE}:{metric}", "accuracy": "full"}
+    return run_here(changed(a_job, **(metric_fields | fields)))
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ def test_a_planted_loss_is_found_by_its_limit_and_none_in_the_same_answers(tmp_p
 
 
 def test_an_onnx_file_s_answers_are_judged_in_the_form_of_the_module_s(tmp_path):
-    found = judged(tmp_path, "shifted", "boxes", "overlap", "onnxruntime").accuracy
-    assert (found.value, found.drop_high) == (1.0, 0.0)
+    result = judged(tmp_path, "shifted", "boxes", "overlap", "onnxruntime").accuracy
+    assert (result.value, result.drop_high) == (1.0, 0.0)
 
 
 def test_an_object_with_update_and_compute_is_a_metric_and_each_call_begins_anew():
@@ -89,7 +89,7 @@ def test_of_forty_variants_that_only_round_otherwise_none_is_refused():
         draw = torch.Generator().manual_seed(seed)
         exact = torch.randn(400, 3, generator=draw)
         rounded, targets = exact.half().float(), torch.randint(3, (400,), generator=draw)
-        found = accuracy.of_metric(
+        result = accuracy.of_metric(
             metric=metric.name,
             better=metric.better,
             value=metric.of(rounded, targets),
@@ -100,5 +100,5 @@ def test_of_forty_variants_that_only_round_otherwise_none_is_refused():
             data="",
             data_sha256="",
         )
-        refused += [seed] if accuracy.why_dropped(found, 0.02) else []
+        refused += [seed] if accuracy.why_dropped(result, 0.02) else []
     assert refused == []

@@ -45,41 +45,41 @@ def test_a_net_s_operations_are_those_that_two_numbers_meet():
         net[0].weight.fill_(1.0)[0, :2] = 0.0
         net[0].bias.zero_()
         net[0].weight[2] = -1.0
-    found = measure(net, torch.tensor([[1.0, 2.0, 0.0, 4.0]] * 2))
-    assert found.connection_sparsity == 2 / 18
-    assert found.activation_sparsity == pytest.approx(1 / 3)
+    metrics = measure(net, torch.tensor([[1.0, 2.0, 0.0, 4.0]] * 2))
+    assert metrics.connection_sparsity == 2 / 18
+    assert metrics.activation_sparsity == pytest.approx(1 / 3)
     # of 12 products 3 x 3 meet an input, of them 2 a weight of 0; the second layer reads two numbers
-    assert (found.effective_macs, found.effective_acs, found.dense_operations) == (7 + 4, 0, 12 + 6)
-    assert found.footprint_bytes == 4 * (12 + 3 + 6 + 2)
+    assert (metrics.effective_macs, metrics.effective_acs, metrics.dense_operations) == (7 + 4, 0, 12 + 6)
+    assert metrics.footprint_bytes == 4 * (12 + 3 + 6 + 2)
 
 
 def test_taps_on_padding_are_no_operations():
     net = nn.Conv2d(1, 1, 3, padding=1)
-    found = measure(net, torch.full((1, 1, 4, 4), 0.5))
-    assert (found.dense_operations, found.effective_macs, found.scaled_acs) == (100, 100, 100)
+    metrics = measure(net, torch.full((1, 1, 4, 4), 0.5))
+    assert (metrics.dense_operations, metrics.effective_macs, metrics.scaled_acs) == (100, 100, 100)
 
 
 def test_spikes_accumulate_and_their_neurons_update_all_at_first_and_then_what_changes():
-    found = measure(Spiking().eval(), torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]))
+    metrics = measure(Spiking().eval(), torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]))
     # the first layer reads ones too; of two samples one fires, in both of the two steps
-    assert (found.effective_macs, found.effective_acs) == (0, (2 * 2 * 5 + 2 * 5 * 3) / 2)
-    assert found.dense_operations == 2 * (20 + 15)
-    assert found.activation_sparsity == 0.5
-    assert found.membrane_updates == (10 + 5) / 2
+    assert (metrics.effective_macs, metrics.effective_acs) == (0, (2 * 2 * 5 + 2 * 5 * 3) / 2)
+    assert metrics.dense_operations == 2 * (20 + 15)
+    assert metrics.activation_sparsity == 0.5
+    assert metrics.membrane_updates == (10 + 5) / 2
 
 
 def test_what_is_not_counted_is_named():
-    found = measure(nn.Sequential(nn.Linear(4, 4), nn.ConvTranspose1d(1, 1, 2)), torch.zeros(1, 4))
-    assert found.uncounted == ["ConvTranspose1d"]
+    metrics = measure(nn.Sequential(nn.Linear(4, 4), nn.ConvTranspose1d(1, 1, 2)), torch.zeros(1, 4))
+    assert metrics.uncounted == ["ConvTranspose1d"]
 
 
 @pytest.mark.parametrize("model", ["snn_onepass", "snn_stbif_resnet18", "qann_resnet18"])
 def test_a_spiking_or_quantised_net_s_record_has_them(tmp_path, model):
     options = catalog.entry(model).resolve(demo.CHECKPOINTS[model].options)
-    asked = changed(job(tmp_path, model=model, probes=True), options=options, weights=demo.DEMO, data=demo.DEMO)
-    found = run_here(asked).neurobench
-    assert 0.5 < found.activation_sparsity < 1
-    assert 0 < found.effective_acs + found.effective_macs < found.dense_operations
+    a_job = changed(job(tmp_path, model=model, probes=True), options=options, weights=demo.DEMO, data=demo.DEMO)
+    metrics = run_here(a_job).neurobench
+    assert 0.5 < metrics.activation_sparsity < 1
+    assert 0 < metrics.effective_acs + metrics.effective_macs < metrics.dense_operations
 
 
 def test_a_module_of_your_own_has_them_too(tmp_path):

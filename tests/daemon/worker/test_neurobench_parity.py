@@ -164,11 +164,11 @@ def test_a_net_of_spikingjelly_whose_membranes_it_does_not_see(theirs):
     net, batch = Net().eval(), (torch.rand(5, 6, 2, 8, 8) > 0.6).float()
     ours = measure(net, batch)
     functional.reset_net(net)
-    found = theirs(with_activations(net, neuron.BaseNode), batch)
+    reported = theirs(with_activations(net, neuron.BaseNode), batch)
     assert 0 < ours.effective_acs < ours.dense_operations
-    assert_same(ours, found, updates=False)
+    assert_same(ours, reported, updates=False)
     assert 0 < ours.membrane_updates <= 6 * (4 * 64 + 5)
-    assert found["MembraneUpdates"] == 0.0
+    assert reported["MembraneUpdates"] == 0.0
 
 
 def test_onepass(theirs):
@@ -206,11 +206,11 @@ def test_a_stbif_net_whose_folded_layers_it_does_not_see(theirs):
     torch.manual_seed(0)
     net, batch = catalog.build("snn_stbif_resnet18", time_steps=4, width=8), torch.randn(2, 3, 32, 32)
     ours = measure(net, batch)
-    found = theirs(with_activations(net, StBif), batch)
-    assert found["SynapticOperations"] == dict.fromkeys(("Effective_MACs", "Effective_ACs", "Dense"), 0.0)
-    found["SynapticOperations"] = theirs(with_activations(AsLayers(net)), batch)["SynapticOperations"]
+    reported = theirs(with_activations(net, StBif), batch)
+    assert reported["SynapticOperations"] == dict.fromkeys(("Effective_MACs", "Effective_ACs", "Dense"), 0.0)
+    reported["SynapticOperations"] = theirs(with_activations(AsLayers(net)), batch)["SynapticOperations"]
     assert 0 < ours.scaled_acs < ours.effective_macs  # spikes of another height are multiplied by its rule
-    assert_same(ours, found)
+    assert_same(ours, reported)
 
 
 def test_by_layer_under_whole_names_where_it_merges_those_of_one_name(theirs):
@@ -220,8 +220,8 @@ def test_by_layer_under_whole_names_where_it_merges_those_of_one_name(theirs):
     block = [nn.Sequential(OrderedDict(fc=nn.Linear(8, 8), act=nn.ReLU())) for _ in range(2)]
     net, batch = nn.Sequential(OrderedDict(a=block[0], b=block[1])).eval(), torch.randn(6, 8)
     rows = {row.name: row for row in by_layer(net, lambda: net(batch))}
-    found = theirs(with_activations(net), batch, [[], [ActivationSparsity, ActivationSparsityByLayer]])
+    reported = theirs(with_activations(net), batch, [[], [ActivationSparsity, ActivationSparsityByLayer]])
     assert rows.keys() == {"a.fc", "a.act", "b.fc", "b.act"}
     both = (rows["a.act"].activation + rows["b.act"].activation) / 2
-    assert found["ActivationSparsityByLayer"] == {"act": pytest.approx(both, rel=1e-6)}
+    assert reported["ActivationSparsityByLayer"] == {"act": pytest.approx(both, rel=1e-6)}
     assert rows["a.act"].activation != rows["b.act"].activation

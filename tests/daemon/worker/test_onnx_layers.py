@@ -107,10 +107,10 @@ def timed(*sides):
     """Return the median ms of a run of each, in turns."""
     times_ms = [[] for _ in sides]
     for _ in range(RUNS):
-        for (loaded, batch), kept in zip(sides, times_ms, strict=True):
+        for (loaded, batch), side_ms in zip(sides, times_ms, strict=True):
             begun = time.perf_counter()
             loaded.run(batch)
-            kept.append((time.perf_counter() - begun) * 1e3)
+            side_ms.append((time.perf_counter() - begun) * 1e3)
     return [median(each[WARM_UP:]) for each in times_ms]
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from worker_jobs import NET, changed, job, measured, run, run_here, user_module
 
 from benchd.daemon.errors import Unsupported
-from benchd.daemon.measuring.protocol import Pack, Race
+from benchd.daemon.measuring.protocol import CompareDeployable, Pack
 from benchd.daemon.records import Variant
 from benchd.daemon.shipping.manifest import CODE, GOLDEN, ONNX
 from benchd.daemon.worker import backends, packing, workload
@@ -21,7 +21,7 @@ from benchd.exporters import sessions
 
 def refused(folder, module):
     """Return why this module is not shipped; it was neither checked nor measured."""
-    outcome = run_here(msgspec.structs.replace(job(folder, module=module), recipe=Race()))
+    outcome = run_here(msgspec.structs.replace(job(folder, module=module), recipe=CompareDeployable()))
     assert (outcome.process.status, outcome.check, outcome.process.timing) == ("unsupported", None, None)
     return outcome.process.reason
 
@@ -63,14 +63,14 @@ def test_answers_that_cannot_be_deployed_are_refused_where_they_will_ship(tmp_pa
 def test_a_file_ships_where_onnx_runtime_is_missing_and_another_runtime_runs_it(tmp_path, monkeypatch):
     """As on a Jetson whose index lacks it, where TensorRT wins the race."""
     pytest.importorskip("openvino", reason="stands for TensorRT here")
-    asked = job(tmp_path, module=user_module(tmp_path), variant=Variant.parse("openvino"))
+    a_job = job(tmp_path, module=user_module(tmp_path), variant=Variant.parse("openvino"))
     with monkeypatch.context() as without:
         without.setattr(sessions, "why_not", lambda: "ONNX Runtime is not installed")
-        outcome = run_here(msgspec.structs.replace(asked, recipe=Pack(str(tmp_path))))
+        outcome = run_here(msgspec.structs.replace(a_job, recipe=Pack(str(tmp_path))))
     assert outcome.packed, outcome.process.reason
     session, packed = sessions.open_session(tmp_path / ONNX), outcome.packed
-    assert [one.name for one in packed.inputs] == [one.name for one in session.get_inputs()]
-    assert [one.name for one in packed.outputs] == [one.name for one in session.get_outputs()]
+    assert [tensor.name for tensor in packed.inputs] == [tensor.name for tensor in session.get_inputs()]
+    assert [tensor.name for tensor in packed.outputs] == [tensor.name for tensor in session.get_outputs()]
 
 
 def test_an_installed_package_ships_what_it_has_imported_and_names_the_others(tmp_path):
@@ -85,8 +85,8 @@ def test_an_installed_package_ships_what_it_has_imported_and_names_the_others(tm
     (site / "lent/model.py").write_text(
         f"from lent import blocks\nfrom . import blocks as again\n{NET}".format(build="pass", forward="pass")
     )
-    asked = changed(job(tmp_path, module="lent.model:build"), module_folder=str(site), recipe=Pack(str(out)))
-    outcome = run(asked)
+    a_job = changed(job(tmp_path, module="lent.model:build"), module_folder=str(site), recipe=Pack(str(out)))
+    outcome = run(a_job)
     assert outcome.packed, outcome.process.reason
     assert outcome.packed.entry == "lent.model:build"
     files = {str(path.relative_to(out / CODE)) for path in (out / CODE).rglob("*.*")}
@@ -121,15 +121,15 @@ def test_the_preprocessing_is_that_of_the_measured_images(tmp_path, source, own,
     if own:
         prepare = "    def preprocess(self, picture):\n        return torch.zeros(3, 4, 4)\n\n"
         path.write_text(path.read_text().replace("    def forward", f"{prepare}    def forward"))
-    asked = changed(job(tmp_path, module=module), data=source and source.format(root=images))
-    found = packing._preprocessing(workload.build(asked))
-    assert found.removeprefix("own_") == words  # where another test has imported a net
+    a_job = changed(job(tmp_path, module=module), data=source and source.format(root=images))
+    preprocessing = packing._preprocessing(workload.build(a_job))
+    assert preprocessing.removeprefix("own_") == words  # where another test has imported a net
 
 
 def beyond(answers, exact, golden):
     """Return how many rows are beyond the tolerance, as LOAD.md counts them."""
     batches = zip(np.split(answers, golden.batches), np.split(exact, golden.batches), strict=True)
-    off = np.concatenate([np.abs(one - right).max(axis=1) / np.abs(right).max() for one, right in batches])
+    off = np.concatenate([np.abs(observed - right).max(axis=1) / np.abs(right).max() for observed, right in batches])
     return int((off > golden.tolerances["output"]).sum())
 
 
@@ -137,11 +137,11 @@ def beyond(answers, exact, golden):
 def test_golden_rows_pass_a_right_variant_of_a_spiking_network_and_no_wrong_one(tmp_path, variant):
     spiking = job(tmp_path, model="snn_stbif_resnet18", variant=Variant.parse(variant))
     weights = {"options": {"width": 16, "time_steps": 4}, "weights": "demo", "data": "demo"}
-    asked = changed(spiking, recipe=Pack(str(tmp_path)), **weights)
-    packed = run_here(asked).packed
+    a_job = changed(spiking, recipe=Pack(str(tmp_path)), **weights)
+    packed = run_here(a_job).packed
     arrays, golden = dict(np.load(tmp_path / GOLDEN)), packed.golden
-    shipped, built = manifest(inputs=packed.inputs, outputs=packed.outputs), workload.build(asked)
-    loaded = backends.load(asked.case.variant, built.source, torch.device("cpu"), built.images[:1])
+    shipped, built = manifest(inputs=packed.inputs, outputs=packed.outputs), workload.build(a_job)
+    loaded = backends.load(a_job.case.variant, built.source, torch.device("cpu"), built.images[:1])
     places = range(golden.batches)
     exact = np.concatenate([arrays[f"exact{place}:output"] for place in places])
     answers = np.concatenate([_answers(shipped, arrays, place, built, loaded)["output"] for place in places])

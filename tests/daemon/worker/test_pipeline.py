@@ -47,9 +47,9 @@ def test_the_frames_of_a_folder_are_its_jpeg_files(tmp_path):
     for number in range(3):
         frame = torch.full((3, 20, 30), 60 * number, dtype=torch.uint8)
         functional.to_pil_image(frame).save(tmp_path / "data" / "a" / f"{number}.jpg")
-    found = open_camera(f"imagefolder:{tmp_path / 'data'}", (3, 4, 5), None, 64, torch.device("cpu"), 0)
-    assert found.images().shape == (3, 3, 4, 5)
-    assert found.images().mean(dim=(1, 2, 3)).mul(255).tolist() == pytest.approx([0, 60, 120], abs=2)
+    camera = open_camera(f"imagefolder:{tmp_path / 'data'}", (3, 4, 5), None, 64, torch.device("cpu"), 0)
+    assert camera.images().shape == (3, 3, 4, 5)
+    assert camera.images().mean(dim=(1, 2, 3)).mul(255).tolist() == pytest.approx([0, 60, 120], abs=2)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,6 @@ def test_what_is_no_pipeline_says_so(tmp_path, data, shape, words):
 
 
 def test_normalised_as_the_model_was_trained():
-    found = open_camera(None, (3, 4, 4), ((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)), 2, torch.device("cpu"), 0)
+    camera = open_camera(None, (3, 4, 4), ((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)), 2, torch.device("cpu"), 0)
     plain = open_camera(None, (3, 4, 4), None, 2, torch.device("cpu"), 0)
-    assert torch.allclose(found.images(), (plain.images() - 0.5) / 0.25)
+    assert torch.allclose(camera.images(), (plain.images() - 0.5) / 0.25)

@@ -42,13 +42,13 @@ def test_the_last_cache_is_the_largest_that_the_kernel_tells(tmp_path, sizes, fo
     ],
 )
 def test_every_precision_has_finite_rates(precision, types):
-    found = probes.probe(DEVICE, precision)
-    rates = (found.copy_bytes_per_s, found.matrix_flops_per_s, found.exponentials_per_s)
+    device_rates = probes.probe(DEVICE, precision)
+    rates = (device_rates.copy_bytes_per_s, device_rates.matrix_flops_per_s, device_rates.exponentials_per_s)
     assert all(0 < rate < math.inf for rate in rates)
-    assert found.matrix_dtype in types
-    assert found.copy_by in get_args(BytesBy)
-    assert found.exponentials_by in get_args(ExponentialsBy)
-    assert precision != "fp32" or "half" not in found.exponentials_by
+    assert device_rates.matrix_dtype in types
+    assert device_rates.copy_by in get_args(BytesBy)
+    assert device_rates.exponentials_by in get_args(ExponentialsBy)
+    assert precision != "fp32" or "half" not in device_rates.exponentials_by
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def test_without_a_compiler_the_exponentials_are_torch_s_and_named_so(monkeypatc
 
 def test_a_real_worker_probes_after_what_it_timed(tmp_path):
     outcome = measured(job(tmp_path, probes=True))
-    found = outcome.process.probes
-    assert found is not None
-    assert all(value > 0 for value in msgspec.structs.asdict(found).values() if isinstance(value, float))
+    device_rates = outcome.process.probes
+    assert device_rates is not None
+    assert all(value > 0 for value in msgspec.structs.asdict(device_rates).values() if isinstance(value, float))
     assert outcome.process.stages.probe_s > 0
     assert "probes" not in outcome.missing
 

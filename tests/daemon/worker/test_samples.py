@@ -58,9 +58,9 @@ def test_a_file_holds_its_items_by_name_and_one_target_each(tmp_path):
     np.savez(tmp_path / "a.npz", **{name: value.numpy() for name, value in arrays.items()})
     save_file(arrays, tmp_path / "a.safetensors")
     for name in ("a.npz", "a.safetensors"):
-        held = open_samples(str(tmp_path / name))
-        batch, targets = held.read([1, 4])
-        assert {spec.name: (spec.dtype, spec.shape, spec.items) for spec in held.specs()} == {
+        samples = open_samples(str(tmp_path / name))
+        batch, targets = samples.read([1, 4])
+        assert {spec.name: (spec.dtype, spec.shape, spec.items) for spec in samples.specs()} == {
             "x": ("float32", [2], 6),
             "ids": ("int64", [], 6),
         }
@@ -69,12 +69,12 @@ def test_a_file_holds_its_items_by_name_and_one_target_each(tmp_path):
 
 
 def test_a_function_yields_what_the_model_takes_and_a_tuple_has_the_target(code):
-    held = open_samples(f"{code}:rows")
-    batch, targets = held.read([0, 5])
+    samples = open_samples(f"{code}:rows")
+    batch, targets = samples.read([0, 5])
     assert list(batch.named) == ["batch.ids", "batch.rate"]
     assert batch.named["batch.ids"].tolist() == [[0, 0, 0], [5, 5, 5]]
     assert targets == [0, 1]
-    assert held.sha256 == open_samples(f"{code}:rows").sha256
+    assert samples.sha256 == open_samples(f"{code}:rows").sha256
 
 
 def test_an_only_input_and_those_by_place_need_no_name(tmp_path, code):
@@ -85,27 +85,27 @@ def test_an_only_input_and_those_by_place_need_no_name(tmp_path, code):
 
 
 def test_items_of_different_lengths_are_filled_up_and_a_batch_is_as_long_as_its_longest(code):
-    held = open_samples(f"{code}:spoken")
-    batch, targets = held.read([0, 2])
+    samples = open_samples(f"{code}:spoken")
+    batch, targets = samples.read([0, 2])
     assert (targets, batch.lengths["audio"].tolist(), batch.named["audio"].shape) == ([3, 4], [3, 4], (2, 5, 2))
     shorter = trimmed(batch)
     assert (shorter.named["audio"].shape, shorter.named["mask"].tolist()) == ((2, 4, 2), [[1, 1, 1, 0], [1, 1, 1, 1]])
     assert shorter.named["rate"].tolist() == [16000, 16000]
     assert trimmed(batch[:1]).named["audio"].shape == (1, 3, 2)
-    assert held.taken(3)[1].endswith("of lengths 3 to 5")
-    read, specs = held.read_by([InputSpec(name, None, []) for name in ("audio", "mask", "rate")])
+    assert samples.taken(3)[1].endswith("of lengths 3 to 5")
+    read, specs = samples.read_by([InputSpec(name, None, []) for name in ("audio", "mask", "rate")])
     assert (sorted(read.lengths), specs[0].shape) == (["audio", "mask"], [5, 2])
 
 
 def test_a_data_set_ends_at_its_length_and_a_list_is_by_place(code):
-    held = open_samples(f"{code}:held")
-    assert (len(held), list(held.inputs), held.targets) == (4, ["0", "1"], [])
+    samples = open_samples(f"{code}:held")
+    assert (len(samples), list(samples.inputs), samples.targets) == (4, ["0", "1"], [])
 
 
 def test_a_model_reads_an_only_input_by_any_name_in_its_own_type(tmp_path):
     np.savez(tmp_path / "a.npz", whatever=np.arange(6))
-    held, specs = open_samples(str(tmp_path / "a.npz")).read_by([InputSpec("", "float32", [])])
-    assert held.read([5])[0].tolist() == [5.0]
+    samples, specs = open_samples(str(tmp_path / "a.npz")).read_by([InputSpec("", "float32", [])])
+    assert samples.read([5])[0].tolist() == [5.0]
     assert (specs[0].dtype, specs[0].file, specs[0].items) == ("float32", "a.npz", 6)
 
 
@@ -166,8 +166,8 @@ def test_a_function_of_other_than_items_is_refused(code, function, reason):
 
 def test_a_case_is_measured_and_checked_on_them_and_its_record_names_their_hash(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.random.default_rng(0).normal(size=(9, 3, 4, 4)))
-    asked = changed(job(tmp_path, module=user_module(tmp_path)), samples=str(tmp_path / "a.npz"))
-    outcome = run_here(asked)
+    a_job = changed(job(tmp_path, module=user_module(tmp_path)), samples=str(tmp_path / "a.npz"))
+    outcome = run_here(a_job)
     assert (outcome.process.status, outcome.check.verdict) == ("ok", "passed")
     (spec,) = outcome.model.inputs
     assert outcome.model.data == f"9 of the 9 items of a.npz (SHA-256 {spec.sha256[:12]})"

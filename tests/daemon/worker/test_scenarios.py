@@ -28,7 +28,7 @@ class Takes:
 def test_frames_are_never_run_before_their_release():
     values, deadlines = periodic.periodic(Takes(), 0.6)
     assert list(values) == ["30_hz", "10_hz", "60_hz"]
-    assert [one.releases for one in deadlines] == [6, 2, 12]
+    assert [deadline.releases for deadline in deadlines] == [6, 2, 12]
     assert all(latency >= 0 for latencies in values.values() for latency in latencies)
 
 
@@ -78,7 +78,7 @@ def test_periodic_as_a_worker_runs_it(scenario):
     process = scenario("periodic").process
     assert list(process.parts) == list(process.raw) == ["30_hz", "10_hz", "60_hz"]
     assert process.timing == process.parts["30_hz"]
-    assert [one.rate_hz for one in process.deadlines] == [30, 10, 60]
+    assert [deadline.rate_hz for deadline in process.deadlines] == [30, 10, 60]
     assert process.window.seconds >= 0.3
     assert process.throughput_per_s is None
 

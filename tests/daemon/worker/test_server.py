@@ -57,32 +57,32 @@ def test_arrivals_are_those_of_the_asked_process(rate_hz):
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
 def test_waiting_is_that_of_theory(share):
     """One stream with a constant service time: the mean wait of Pollaczek and Khinchine."""
-    found, _ = served(Load(rate_hz=1e3 * share, queue=10_000), 50_000, lambda: 1_000_000)
-    wait_ns = sum(found.latency_ns) / len(found.latency_ns) - 1e6
+    server_run, _ = served(Load(rate_hz=1e3 * share, queue=10_000), 50_000, lambda: 1_000_000)
+    wait_ns = sum(server_run.latency_ns) / len(server_run.latency_ns) - 1e6
     assert wait_ns == pytest.approx(1e6 * share / (2 * (1 - share)), rel=0.1)
-    assert found.arrivals_p > 0.01
-    assert set(found.noticed_ns) == {0}
+    assert server_run.arrivals_p > 0.01
+    assert set(server_run.noticed_ns) == {0}
 
 
 @pytest.mark.parametrize("rate_hz", [100.0, 990.0, 5000.0])
 @pytest.mark.parametrize("queue", [1, 4, 1000])
 def test_each_request_is_counted_once(rate_hz, queue):
     draw = random.Random(1)
-    found, clock = served(
+    server_run, clock = served(
         Load(rate_hz=rate_hz, deadline_ms=3.0, queue=queue), 5000, lambda: draw.choice([200_000, 2_500_000])
     )
-    late = sum(latency > 3e6 for latency in found.latency_ns)
-    assert late == len(found.late)
-    assert found.asked == 5000 == len(found.latency_ns) + len(found.dropped)
-    assert sorted([*clock.ran, *found.dropped]) == list(range(5000))
-    assert (rate_hz < 200) == (not found.dropped) or queue < 1000
+    late = sum(latency > 3e6 for latency in server_run.latency_ns)
+    assert late == len(server_run.late)
+    assert server_run.asked == 5000 == len(server_run.latency_ns) + len(server_run.dropped)
+    assert sorted([*clock.ran, *server_run.dropped]) == list(range(5000))
+    assert (rate_hz < 200) == (not server_run.dropped) or queue < 1000
 
 
 def test_a_queue_never_holds_more_than_its_bound():
     """With a constant service time nobody waits longer than for those before in a full queue, and for itself."""
-    found, _ = served(Load(rate_hz=5000.0, queue=4), 5000, lambda: 1_000_000)
-    assert len(found.dropped) == pytest.approx(4000, rel=0.05)
-    assert 4e6 < max(found.latency_ns) <= 6e6
+    server_run, _ = served(Load(rate_hz=5000.0, queue=4), 5000, lambda: 1_000_000)
+    assert len(server_run.dropped) == pytest.approx(4000, rel=0.05)
+    assert 4e6 < max(server_run.latency_ns) <= 6e6
 
 
 def simulated_streams(rate_hz, count, streams, service_ns, bound):
@@ -124,12 +124,12 @@ def test_threads_lose_no_request():
     steps = [Slow() for _ in range(4)]
 
     with Streams(steps, torch.device("cpu"), nullcontext) as streams:
-        found = server.serve(streams.together, Load(queue=2), 4000.0, 1000, "0", server.Monotonic(), streams=4)
+        server_run = server.serve(streams.together, Load(queue=2), 4000.0, 1000, "0", server.Monotonic(), streams=4)
     ran = [request for step in steps for request in step.ran]
-    assert sorted([*ran, *found.dropped]) == list(range(1000))
-    assert [len(one) for one in found.of_stream_ns] == [len(step.ran) for step in steps]
-    assert found.dropped
-    assert min(found.latency_ns) > 0
+    assert sorted([*ran, *server_run.dropped]) == list(range(1000))
+    assert [len(stream_ns) for stream_ns in server_run.of_stream_ns] == [len(step.ran) for step in steps]
+    assert server_run.dropped
+    assert min(server_run.latency_ns) > 0
 
 
 def test_a_server_that_is_never_idle_says_that_it_goes_on(monkeypatch):
@@ -176,11 +176,11 @@ def test_a_server_that_waits_long_says_that_it_goes_on(monkeypatch):
 
 def test_a_trial_ends_when_its_deadline_cannot_be_met_any_more():
     load = Load(rate_hz=5000.0, deadline_ms=3.0)
-    found, _ = served(load, 5000, lambda: 1_000_000, most_late=9)
-    assert 10 <= found.misses <= 10 + load.queue  # those that wait are still answered
-    assert found.asked < 100
-    assert found.asked == len(found.latency_ns) + len(found.dropped)
-    assert server.is_met(found, load) is not True
+    server_run, _ = served(load, 5000, lambda: 1_000_000, most_late=9)
+    assert 10 <= server_run.misses <= 10 + load.queue  # those that wait are still answered
+    assert server_run.asked < 100
+    assert server_run.asked == len(server_run.latency_ns) + len(server_run.dropped)
+    assert server.is_met(server_run, load) is not True
 
 
 def test_a_deadline_is_met_only_with_enough_requests():
@@ -194,7 +194,7 @@ def test_a_deadline_is_met_only_with_enough_requests():
         (2, 662): None,
         (20, 662): False,
     }
-    assert {asked: deadline_is_met(*asked, 99) for asked in wanted} == wanted
+    assert {counts: deadline_is_met(*counts, 99) for counts in wanted} == wanted
     assert (most_misses(0, 99), most_misses(662, 99)) == (-1, 1)
 
 
@@ -211,8 +211,8 @@ def test_a_search_finds_the_highest_rate():
     load = Load(deadline_ms=4.0, queue=1000)
 
     def meets(rate_hz, count=20_000):
-        found = server.serve(lambda work: [work(clock)], load, rate_hz, count, f"{rate_hz}", clock)
-        return server.is_met(found, load) is True
+        server_run = server.serve(lambda work: [work(clock)], load, rate_hz, count, f"{rate_hz}", clock)
+        return server.is_met(server_run, load) is True
 
     rate_hz, trials = server.highest_rate(meets, 1100.0)
     assert len(trials) <= 8
@@ -233,9 +233,9 @@ def test_a_found_rate_that_is_not_confirmed_is_lowered_in_growing_steps(monkeypa
         return real(together, load, rate_hz, count, seed, clock, **others)
 
     monkeypatch.setattr(server, "serve", serve)
-    found, trials = server.serve_load(lambda work: [work(clock)], load, 10.0, "0", clock)
-    assert server.is_met(found, load)
-    assert found.rate_hz == trials[-1].rate_hz == finals[-1] < 1000 / 1.3
+    server_run, trials = server.serve_load(lambda work: [work(clock)], load, 10.0, "0", clock)
+    assert server.is_met(server_run, load)
+    assert server_run.rate_hz == trials[-1].rate_hz == finals[-1] < 1000 / 1.3
     assert [after / before for before, after in pairwise(finals)] == pytest.approx(
         [0.98, 0.96, 0.92, 0.84][: len(finals) - 1]
     )
@@ -252,10 +252,10 @@ def test_a_final_run_that_shows_neither_confirms_no_rate(monkeypatch):
         return replace(served, late=range(served.asked // 10)) if seed.endswith("final") else served
 
     monkeypatch.setattr(server, "serve", serve)
-    found, trials = server.serve_load(lambda work: [work(clock)], load, 10.0, "0", clock)
+    server_run, trials = server.serve_load(lambda work: [work(clock)], load, 10.0, "0", clock)
     finals = trials[-CONFIRMATIONS:]
-    assert server.is_met(found, load) is None
-    assert found.rate_hz == finals[-1].rate_hz
+    assert server.is_met(server_run, load) is None
+    assert server_run.rate_hz == finals[-1].rate_hz
     assert [trial.met for trial in finals] == [False] * CONFIRMATIONS
 
 
@@ -269,11 +269,11 @@ def test_no_search_takes_more_trials_than_the_plan_counts(most_hz):
 def test_a_deadline_that_cannot_be_met_is_not_asked_for_half_an_hour(monkeypatch):
     load, clock = Load(deadline_ms=10.0), Simulated(lambda: 50_000_000)
     monkeypatch.setattr(server, "capacity_hz", lambda together: 20.0)
-    found, trials = server.serve_load(lambda work: [work(clock)], load, 5.0, "0", clock)
-    assert server.is_met(found, load) is False
+    server_run, trials = server.serve_load(lambda work: [work(clock)], load, 5.0, "0", clock)
+    assert server.is_met(server_run, load) is False
     assert not any(trial.met for trial in trials)
-    assert found.rate_hz == trials[-1].rate_hz < 20.0 / 32
-    assert found.asked <= failing_misses(662, 99) + load.queue < 50
+    assert server_run.rate_hz == trials[-1].rate_hz < 20.0 / 32
+    assert server_run.asked <= failing_misses(662, 99) + load.queue < 50
 
 
 def test_the_test_of_arrivals_is_that_of_scipy():

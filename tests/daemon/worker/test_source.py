@@ -60,15 +60,20 @@ def content(folder):
 
 def test_the_second_use_comes_from_the_store(tmp_path):
     first, again = source(tmp_path), source(tmp_path)
-    made = first.onnx("fp32", 2, "cpu")
-    assert first.onnx("fp32", 2, "cpu") is made
-    found = again.onnx("fp32", 2, "cpu")
-    assert (made.reused, found.reused) == (False, True)
-    assert made.key == found.key == key_of(facts_of(2))
-    assert found.path.is_relative_to(tmp_path)
-    assert found.metadata.measured["parity"]["batch_sizes"] == [2]
-    (told,) = again.used
-    assert (told.reused, told.sha256, told.form, told.format) == (True, made.metadata.sha256, "scan", "onnx")
+    artifact = first.onnx("fp32", 2, "cpu")
+    assert first.onnx("fp32", 2, "cpu") is artifact
+    stored = again.onnx("fp32", 2, "cpu")
+    assert (artifact.reused, stored.reused) == (False, True)
+    assert artifact.key == stored.key == key_of(facts_of(2))
+    assert stored.path.is_relative_to(tmp_path)
+    assert stored.metadata.measured["parity"]["batch_sizes"] == [2]
+    (used_file,) = again.used
+    assert (used_file.reused, used_file.sha256, used_file.form, used_file.format) == (
+        True,
+        artifact.metadata.sha256,
+        "scan",
+        "onnx",
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,9 +88,9 @@ def test_the_second_use_comes_from_the_store(tmp_path):
     ],
 )
 def test_other_facts_another_precision_or_form_are_another_file(brought, tmp_path, other, use):
-    made = source(tmp_path, brought, **other).onnx(*use)
-    assert made.path.is_relative_to(tmp_path)
-    assert made.metadata.facts["form"] == ("scan" if use[2] == "cpu" else "two_level")
+    artifact = source(tmp_path, brought, **other).onnx(*use)
+    assert artifact.path.is_relative_to(tmp_path)
+    assert artifact.metadata.facts["form"] == ("scan" if use[2] == "cpu" else "two_level")
 
 
 OTHER_CODE = {"code_sha256": "0" * 64}
@@ -97,47 +102,49 @@ def test_a_file_that_other_code_or_another_torch_made_is_made_again(tmp_path, ot
     old = facts_of(2) | other
     with ArtifactStore(tmp_path) as store:
         store.put(key_of(old), old, lambda path: path.write_bytes(b"old"))
-    made = source(tmp_path).onnx("fp32", 2, "cpu")
-    assert (made.reused, made.metadata.facts["code_sha256"]) == (False, code.sha256())
+    artifact = source(tmp_path).onnx("fp32", 2, "cpu")
+    assert (artifact.reused, artifact.metadata.facts["code_sha256"]) == (False, code.sha256())
 
 
 def test_an_int8_file_is_of_the_onnx_runtime_that_wrote_it():
     ours = code.versions(*sessions.DISTRIBUTIONS)
     assert ours
-    held = {precision: facts_of(2, precision=precision)["versions"] for precision in ("fp32", "int8")}
-    assert held["int8"] == held["fp32"] | ours != held["fp32"]
+    versions = {precision: facts_of(2, precision=precision)["versions"] for precision in ("fp32", "int8")}
+    assert versions["int8"] == versions["fp32"] | ours != versions["fp32"]
 
 
 def as_made_by(brought, folder, other):
     """Copy the file of batch 2 from one folder to another as if `other` had made it; return its key."""
-    with ArtifactStore(brought, read_only=True) as held, ArtifactStore(folder) as store:
-        kept = held.get(key_of(facts_of(2)))
+    with ArtifactStore(brought, read_only=True) as brought_store, ArtifactStore(folder) as store:
+        artifact = brought_store.get(key_of(facts_of(2)))
         facts = facts_of(2) | other
-        return store.put(key_of(facts), facts, lambda path: path.write_bytes(kept.path.read_bytes())).key
+        return store.put(key_of(facts), facts, lambda path: path.write_bytes(artifact.path.read_bytes())).key
 
 
 def test_a_given_file_of_another_torch_is_used_and_told(brought, tmp_path):
     key = as_made_by(brought, tmp_path / "given", OTHER_TORCH)
     given = source(tmp_path / "own", tmp_path / "given").onnx("fp32", 2, "cpu")
-    here = code.versions("torch")["torch"]
-    assert (given.key, given.note) == (key, f"exported with torch 2.7.0 (here {here})")
+    version = code.versions("torch")["torch"]
+    assert (given.key, given.note) == (key, f"exported with torch 2.7.0 (here {version})")
 
 
 def test_a_given_file_of_other_code_is_passed_over_and_told(brought, tmp_path):
     key = as_made_by(brought, tmp_path / "given", OTHER_CODE)
-    made = source(tmp_path / "own", tmp_path / "given").onnx("fp32", 2, "cpu")
-    assert made.path.is_relative_to(tmp_path / "own")
-    assert made.note.startswith(f"{key} was not used: a benchd with different code exported it (000000000000, here ")
+    artifact = source(tmp_path / "own", tmp_path / "given").onnx("fp32", 2, "cpu")
+    assert artifact.path.is_relative_to(tmp_path / "own")
+    assert artifact.note.startswith(
+        f"{key} was not used: a benchd with different code exported it (000000000000, here "
+    )
 
 
 def test_what_a_user_s_module_depends_on_and_its_run_make_another_file(brought, tmp_path):
     scope = {"module": "net.py:build", "module_sha256": "ab", "inputs": ["torch.float32", 4], "suite_id": "one"}
-    found = {key_of(facts_of(2))}
+    keys = {key_of(facts_of(2))}
     for other in ({}, *({name: "other"} for name in scope)):
-        made = source(tmp_path, brought, scope=scope | other).onnx("fp32", 2, "cpu")
-        assert made.path.is_relative_to(tmp_path)
-        found.add(made.key)
-    assert len(found) == 6
+        artifact = source(tmp_path, brought, scope=scope | other).onnx("fp32", 2, "cpu")
+        assert artifact.path.is_relative_to(tmp_path)
+        keys.add(artifact.key)
+    assert len(keys) == 6
 
 
 @pytest.mark.parametrize(("batch", "found"), [(2, 2), (3, None)], ids=["its batch", "any batch"])

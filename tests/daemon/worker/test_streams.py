@@ -24,8 +24,10 @@ def test_each_stream_is_timed_and_they_overlap(tmp_path, variant):
     assert list(process.raw) == ["total", "stream_1", "stream_2", "stream_3"]
     runs = [process.parts[f"stream_{number}"].runs for number in (1, 2, 3)]
     assert process.timing.runs == process.raw["total"].count == sum(runs)
-    held = process.throughput_per_s * process.window.seconds / 2
-    at_ends = held - sum(runs)  # two streams have a run on each end of the window; a short one may end just there
+    expected_runs = process.throughput_per_s * process.window.seconds / 2
+    at_ends = expected_runs - sum(
+        runs
+    )  # two streams have a run on each end of the window; a short one may end just there
     assert (1e-3 if variant == "eager" else -1e-6) < at_ends < 4
     assert process.blocks.stop_reason == "cap"
     assert process.timing.median_ms == pytest.approx(block_estimate(process.blocks.medians_ms)[0])

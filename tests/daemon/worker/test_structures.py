@@ -56,8 +56,8 @@ def test_what_is_no_answer_is_named(answer, words):
 
 
 def test_a_last_batch_that_is_smaller_is_put_behind_the_others():
-    found = structures.gathered([{"output": np.zeros((2, 3))}, {"output": np.ones((1, 3))}], [2, 1])
-    assert found["output"].tolist() == [[0] * 3, [0] * 3, [1] * 3]
+    outputs = structures.gathered([{"output": np.zeros((2, 3))}, {"output": np.ones((1, 3))}], [2, 1])
+    assert outputs["output"].tolist() == [[0] * 3, [0] * 3, [1] * 3]
 
 
 def test_a_complex_number_is_two():
@@ -66,6 +66,6 @@ def test_a_complex_number_is_two():
 
 def test_numbers_are_a_copy_because_the_next_run_may_overwrite_the_tensor():
     answer = torch.ones(3, dtype=torch.float64)
-    kept = structures.numbers(answer)
+    numbers = structures.numbers(answer)
     answer.zero_()
-    assert kept.tolist() == [1.0, 1.0, 1.0]
+    assert numbers.tolist() == [1.0, 1.0, 1.0]

@@ -40,9 +40,9 @@ def test_they_are_counted_over_every_image_whatever_the_batch(tmp_path, model):
     images = built.images[:6]
     network = built.reference()
     wanted = sum(counted(network, image[None].double()) for image in images) / len(images)
-    found = Reference(built, a_job, images, torch.float64, CPU).synaptic_flops()
-    assert found == pytest.approx(wanted, rel=1e-12)
-    assert 0 < found < cost(model, a_job.options, 1, "fp32", "inference").matrix_flops
+    flops = Reference(built, a_job, images, torch.float64, CPU).synaptic_flops()
+    assert flops == pytest.approx(wanted, rel=1e-12)
+    assert 0 < flops < cost(model, a_job.options, 1, "fp32", "inference").matrix_flops
 
 
 def test_a_network_without_spikes_has_none(tmp_path):
@@ -54,8 +54,8 @@ def test_a_network_without_spikes_has_none(tmp_path):
 def test_a_worker_counts_them_once_per_network(tmp_path):
     variants = [Variant(), Variant(kernels="custom")]
     jobs = [trained(tmp_path, "snn_onepass", {"time_steps": 2}, variant=variant) for variant in variants]
-    found = [run_here(a_job).synaptic_flops for a_job in jobs]
-    assert found[0] == found[1] > 0
+    flops = [run_here(a_job).synaptic_flops for a_job in jobs]
+    assert flops[0] == flops[1] > 0
 
 
 def test_a_users_network_may_call_a_layer_synapses(tmp_path):

@@ -39,8 +39,8 @@ def runs_in_fp32(capfd):
 
 def in_this_process(a_job):
     """Return the accuracy of the job and the parts that were told."""
-    (built, loaded), told = build_and_load(a_job), []
-    return top1.measure(built, built.dataset, loaded, a_job, told.append), told
+    (built, loaded), progress = build_and_load(a_job), []
+    return top1.measure(built, built.dataset, loaded, a_job, progress.append), progress
 
 
 def counted(a_job):
@@ -50,10 +50,16 @@ def counted(a_job):
 def test_a_right_variant_is_right_on_every_image_of_the_set(tmp_path):
     write_images(tmp_path / "images")
     outcome = measured(asked(tmp_path, batch_size=4))  # 75 images: the last batch is not full
-    found = outcome.accuracy
-    assert (found.images, found.right, found.reference_right, found.gained, found.lost) == (75, 75, 75, 0, 0)
-    assert found.low < 0.96 < found.high == 1.0
-    assert found.data == f"75 of the 75 images of imagefolder:{tmp_path}/images"
+    accuracy = outcome.accuracy
+    assert (accuracy.images, accuracy.right, accuracy.reference_right, accuracy.gained, accuracy.lost) == (
+        75,
+        75,
+        75,
+        0,
+        0,
+    )
+    assert accuracy.low < 0.96 < accuracy.high == 1.0
+    assert accuracy.data == f"75 of the 75 images of imagefolder:{tmp_path}/images"
     assert outcome.process.stages.accuracy_s > 0
     assert "accuracy" not in outcome.missing
 
@@ -68,17 +74,17 @@ def test_a_right_variant_is_right_on_every_image_of_the_set(tmp_path):
 )
 def test_a_variant_that_is_right_on_other_images_than_fp32_loses_or_gains_them(tmp_path, forward, right, of_fp32, drop):
     write_images(tmp_path / "images")
-    found = counted(asked(tmp_path, forward, variant=Variant(precision="bf16")))
-    assert (found.right, found.reference_right, found.drop) == (right, of_fp32, pytest.approx(drop))
-    assert (found.gained, found.lost) == ((0, 60) if drop > 0 else (60, 0))
-    assert abs(found.drop_low - drop) < 0.12
+    accuracy = counted(asked(tmp_path, forward, variant=Variant(precision="bf16")))
+    assert (accuracy.right, accuracy.reference_right, accuracy.drop) == (right, of_fp32, pytest.approx(drop))
+    assert (accuracy.gained, accuracy.lost) == ((0, 60) if drop > 0 else (60, 0))
+    assert abs(accuracy.drop_low - drop) < 0.12
 
 
 def test_so_many_images_are_spread_over_the_whole_set(tmp_path):
     write_images(tmp_path / "images")
-    found = counted(asked(tmp_path, BF16_WRONG, count=10, variant=Variant(precision="bf16")))
-    assert (found.images, found.right) == (10, 2)  # two of each class, and bf16 knows the middle one
-    assert found.data.startswith("10 of the 75 images")
+    accuracy = counted(asked(tmp_path, BF16_WRONG, count=10, variant=Variant(precision="bf16")))
+    assert (accuracy.images, accuracy.right) == (10, 2)  # two of each class, and bf16 knows the middle one
+    assert accuracy.data.startswith("10 of the 75 images")
 
 
 def test_fp32_answers_once_for_all_variants_of_the_same_images(tmp_path, capfd):
@@ -105,15 +111,15 @@ def test_a_file_of_labels_serves_a_model_of_more_classes(tmp_path):
     write_images(tmp_path / "images", 2, per_class=2)
     labels = tmp_path / "labels.csv"
     labels.write_text("class0/000.png,0\nclass1/000.png,1\nclass1/001.png,4\n")
-    found = counted(asked(tmp_path, labels=str(labels)))
-    assert (found.images, found.right) == (3, 2)
+    accuracy = counted(asked(tmp_path, labels=str(labels)))
+    assert (accuracy.images, accuracy.right) == (3, 2)
 
 
 def test_a_score_that_is_no_number_is_never_right(tmp_path):
     write_images(tmp_path / "images")
     broken = "return torch.where(scores == scores, torch.nan, 0) if images.dtype == torch.bfloat16 else scores"
-    found = counted(asked(tmp_path, broken, variant=Variant(precision="bf16")))
-    assert (found.right, found.lost) == (0, 75)
+    accuracy = counted(asked(tmp_path, broken, variant=Variant(precision="bf16")))
+    assert (accuracy.right, accuracy.lost) == (0, 75)
 
 
 def test_a_modules_own_preprocessing_replaces_the_usual_one(tmp_path):
@@ -142,21 +148,21 @@ def test_an_onnx_file_of_the_users_own_is_held_against_labels(tmp_path):
     Image.new("RGB", (8, 8), "red").save(tmp_path / "images" / "2" / "0.png")
     graph = "g (float[N,3,4,4] x) => (float[N,3] y) <int64[2] axes = {2,3}> { y = ReduceMean<keepdims=0>(x, axes) }"
     a_job = of_file(tmp_path, written(tmp_path, graph), batch_size=2)
-    found = measured(changed(a_job, data=f"imagefolder:{tmp_path}/images", accuracy="full")).accuracy
-    assert (found.images, found.right, found.reference_right) == (9, 8, 8)
+    accuracy = measured(changed(a_job, data=f"imagefolder:{tmp_path}/images", accuracy="full")).accuracy
+    assert (accuracy.images, accuracy.right, accuracy.reference_right) == (9, 8, 8)
 
 
 def test_images_are_read_in_parts_and_each_part_is_told(tmp_path):
     write_images(tmp_path / "images", per_class=40)
-    found, told = in_this_process(asked(tmp_path, batch_size=6))
-    assert found.right == 200
-    assert told == [f"image {number} of 200" for number in (66, 132, 198, 200)]
+    accuracy, progress = in_this_process(asked(tmp_path, batch_size=6))
+    assert accuracy.right == 200
+    assert progress == [f"image {number} of 200" for number in (66, 132, 198, 200)]
 
 
 def test_a_rate_encoded_image_gets_the_same_draws_in_any_batch(tmp_path):
     write_images(tmp_path / "images", 10, per_class=7)
     options = {"decay": 0.95, "threshold": 1.0, "reset": "zero", "encoding": "rate", "p_scale": 1.0}
-    found = []
+    answers = []
     for batch_size in (1, 16):
         a_job = changed(
             job(tmp_path, model="snn_onepass", batch_size=batch_size),
@@ -166,6 +172,6 @@ def test_a_rate_encoded_image_gets_the_same_draws_in_any_batch(tmp_path):
         )
         built, loaded = build_and_load(a_job)
         indices = built.dataset.spread(70)
-        found.append(top1._answers(loaded, built, built.dataset, indices, a_job, lambda percent: None))
-    assert found[0].sha256 == found[1].sha256
-    assert (found[0].classes == found[1].classes).mean() > 0.95
+        answers.append(top1._answers(loaded, built, built.dataset, indices, a_job, lambda percent: None))
+    assert answers[0].sha256 == answers[1].sha256
+    assert (answers[0].classes == answers[1].classes).mean() > 0.95

@@ -38,22 +38,22 @@ def installed():
 
 @pytest.mark.slow  # inductor's compiler takes ten seconds
 def test_what_is_in_int8_ran_in_int8_and_the_rest_is_in_the_record(installed, tmp_path):
-    found = ran(tmp_path, batch_size=2)
-    assert found.process.status == "ok", found.process.reason
-    (facts,) = found.artifacts
+    outcome = ran(tmp_path, batch_size=2)
+    assert outcome.process.status == "ok", outcome.process.reason
+    (facts,) = outcome.artifacts
     assert (facts.format, facts.quantisation.layers, facts.reused) == ("safetensors", 1, False)
     assert facts.quantisation.left_fp32 == {"0": "first layer", "5": "last layer"}
     assert facts.quantisation.calibration == "32 random inputs"
-    assert found.runtime.notes == ["products in int8: 1 qconv_pointwise"]
-    assert (found.check.rule, found.check.images) == ("outputs", 64)
-    assert 1e-4 < found.check.error_share < 0.1, "float32 would be nearer"
+    assert outcome.runtime.notes == ["products in int8: 1 qconv_pointwise"]
+    assert (outcome.check.rule, outcome.check.images) == ("outputs", 64)
+    assert 1e-4 < outcome.check.error_share < 0.1, "float32 would be nearer"
 
 
 def test_a_net_that_claims_int8_and_runs_float_is_refused(installed, tmp_path, monkeypatch):
     monkeypatch.setattr(torchao.inductor, "compile", lambda graph, inputs, options: graph)
-    found = ran(tmp_path)
-    assert (found.process.status, found.process.timing) == ("unsupported", None)
-    assert "of the 1 products that torchao quantised, inductor runs only 0 in int8" in found.process.reason
+    outcome = ran(tmp_path)
+    assert (outcome.process.status, outcome.process.timing) == ("unsupported", None)
+    assert "of the 1 products that torchao quantised, inductor runs only 0 in int8" in outcome.process.reason
 
 
 @pytest.mark.parametrize(
@@ -70,22 +70,22 @@ def test_a_net_that_claims_int8_and_runs_float_is_refused(installed, tmp_path, m
     ],
 )
 def test_what_cannot_be_quantised_says_why(installed, tmp_path, build, reason):
-    found = ran(tmp_path, build)
-    assert (found.process.status, found.process.reason.startswith(reason)) == ("unsupported", True), found.process
+    outcome = ran(tmp_path, build)
+    assert (outcome.process.status, outcome.process.reason.startswith(reason)) == ("unsupported", True), outcome.process
 
 
 def test_a_net_that_draws_random_numbers_is_refused(tmp_path):
-    asked = job(tmp_path, model="snn_onepass", variant=INT8)
+    a_job = job(tmp_path, model="snn_onepass", variant=INT8)
     options = catalog.entry("snn_onepass").resolve({"encoding": "rate", "time_steps": 1})
-    found = run_here(changed(asked, options=options))
-    assert (found.process.status, "draws random numbers" in found.process.reason) == ("unsupported", True)
+    outcome = run_here(changed(a_job, options=options))
+    assert (outcome.process.status, "draws random numbers" in outcome.process.reason) == ("unsupported", True)
 
 
 def test_a_torchao_of_another_torch_says_so_in_one_sentence(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "benchd.exporters.pt2e", raising=False)
     monkeypatch.setitem(sys.modules, "torchao", types.ModuleType("torchao"))
     monkeypatch.setitem(sys.modules, "torchao.quantization.pt2e.observer", None)
-    found = ran(tmp_path)
-    assert found.process.status == "unsupported"
-    assert "the installed torchao does not work with torch 2." in found.process.reason
-    assert adding("int8") in found.process.reason
+    outcome = ran(tmp_path)
+    assert outcome.process.status == "unsupported"
+    assert "the installed torchao does not work with torch 2." in outcome.process.reason
+    assert adding("int8") in outcome.process.reason

@@ -53,8 +53,10 @@ def test_a_planted_loss_is_found_and_none_in_the_same_answers(tmp_path, net, ite
     (tmp_path / "judge.py").write_text(LINES)
     place = judged_nets.__file__
     a_job = job(tmp_path, module=f"{place}:{net}", batch_size=3)
-    asked = {"samples": f"{place}:{items}", "metric": f"{tmp_path}/judge.py:{metric}", "accuracy": "full"}
-    outcomes = {name: run_here(changed(a_job, variant=Variant.parse(name), **asked)) for name in ("bf16", "eager")}
+    metric_fields = {"samples": f"{place}:{items}", "metric": f"{tmp_path}/judge.py:{metric}", "accuracy": "full"}
+    outcomes = {
+        name: run_here(changed(a_job, variant=Variant.parse(name), **metric_fields)) for name in ("bf16", "eager")
+    }
     lost, plain = outcomes["bf16"].accuracy, outcomes["eager"].accuracy
     assert plain, outcomes["eager"].process.reason
     assert accuracy.why_dropped(lost, 0.02)

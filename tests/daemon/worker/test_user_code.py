@@ -87,11 +87,11 @@ def test_a_variable_that_the_source_names_counts_and_its_value_is_not_kept(read,
     (tmp_path / "net.py").write_text(
         "import os\ndef forward():\n    os.environ.get('FAST'), os.environ[\"MODE\"], os.getenv( 'SEED', '')"
     )
-    one, other = read(FAST="a secret", SEED="1"), read(FAST="another", SEED="1")
-    assert one["$MODE"] == other["$MODE"] == "unset"
-    assert one["$SEED"] == other["$SEED"]
-    assert one["$FAST"] != other["$FAST"]
-    assert len(one["$FAST"]) == 4
+    first, second = read(FAST="a secret", SEED="1"), read(FAST="another", SEED="1")
+    assert first["$MODE"] == second["$MODE"] == "unset"
+    assert first["$SEED"] == second["$SEED"]
+    assert first["$FAST"] != second["$FAST"]
+    assert len(first["$FAST"]) == 4
 
 
 @pytest.mark.parametrize(("name", "is_other"), [("lent/blocks.py", True), ("installed.py", False)])
@@ -129,6 +129,6 @@ def test_the_same_code_in_another_folder_is_the_same(tmp_path, monkeypatch):
         return workload.build(job(folder, module=user_module(folder)))
 
     (tmp_path / "other").mkdir()
-    one, other = built(tmp_path), built(tmp_path / "other")
-    assert one.facts.read["net.py"] == other.facts.read["net.py"]
-    assert one.source.scope != other.source.scope
+    first, second = built(tmp_path), built(tmp_path / "other")
+    assert first.facts.read["net.py"] == second.facts.read["net.py"]
+    assert first.source.scope != second.source.scope

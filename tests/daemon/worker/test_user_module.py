@@ -426,11 +426,11 @@ def test_inputs_are_drawn_over_what_they_mean_and_the_record_says_so(name, given
     built = workload.build(zoo(tmp_path, name, given))
     assert built.facts.data == data
     again = workload.build(zoo(tmp_path, name, [str(spec) for spec in built.facts.inputs]))
-    for spec, one, other in zip(built.facts.inputs, values(built.images), values(again.images), strict=True):
-        assert torch.equal(one, other)
+    for spec, first, second in zip(built.facts.inputs, values(built.images), values(again.images), strict=True):
+        assert torch.equal(first, second)
         low, high = spec.span or (0, 1)
-        ends = one.min().item(), one.max().item()
-        assert ends == (low, high) if not one.is_floating_point() else low <= ends[0] < ends[1] <= high
+        ends = first.min().item(), first.max().item()
+        assert ends == (low, high) if not first.is_floating_point() else low <= ends[0] < ends[1] <= high
 
 
 @pytest.mark.parametrize(("given", "is_named"), [("int64:3x4x4", True), ("int64:3x4x4:0-1", False)])

@@ -24,9 +24,9 @@ def a_job(tmp_path):
     """A job of a net with a layer of weights between two populations."""
     layer = {"type": "Affine", "weight": np.random.default_rng(0).normal(size=(3, 3)), "bias": np.full(3, 0.5)}
     path = write(tmp_path / "net.nir", chain(neuron("LIF"), layer, neuron("CubaLIF")))
-    asked = {"dt": 1e-3, "time_steps": 6, "reset": "subtract"}
-    made = job(tmp_path, model="own.net", options=asked, probes=True)
-    return msgspec.structs.replace(made, own=UserNir(str(path)))
+    options = {"dt": 1e-3, "time_steps": 6, "reset": "subtract"}
+    base_job = job(tmp_path, model="own.net", options=options, probes=True)
+    return msgspec.structs.replace(base_job, own=UserNir(str(path)))
 
 
 @pytest.mark.parametrize("name", ["eager", "onnxruntime", "amp"])

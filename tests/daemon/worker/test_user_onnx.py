@@ -66,9 +66,9 @@ def test_a_file_of_fixed_sizes_needs_no_input_option(tmp_path):
 def test_open_sizes_come_from_the_input_option(tmp_path):
     module = own(tmp_path, PAIR, "z=7")
     assert (module.batch_size, [str(spec) for spec in module.inputs]) == (None, ["x=4", "z=7"])
-    found = module(-torch.ones(3, 4), torch.ones(3, 7)).named
-    assert torch.equal(found["y"], torch.zeros(3, 4))
-    assert torch.equal(found["w"], -torch.ones(3, 7))
+    outputs = module(-torch.ones(3, 4), torch.ones(3, 7)).named
+    assert torch.equal(outputs["y"], torch.zeros(3, 4))
+    assert torch.equal(outputs["w"], -torch.ones(3, 7))
 
 
 def test_an_input_without_a_name_goes_by_its_place(tmp_path):
@@ -169,8 +169,8 @@ def test_what_cannot_be_measured_is_refused_with_the_reason(make, given, reason,
 def test_weights_in_a_file_beside_it_count_as_its_bytes(tmp_path):
     module = user_onnx.OnnxModule(with_external_data(tmp_path), [])
     assert module(torch.zeros(2, 4)).tolist() == [[1, 2, 3, 4]] * 2
-    found = user_onnx.artifact(module.path, "fp32", module.sha256)
-    assert found.metadata.bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
+    artifact = user_onnx.artifact(module.path, "fp32", module.sha256)
+    assert artifact.metadata.bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
     (tmp_path / "net.data").write_bytes(np.array([5, 6, 7, 8], np.float32).tobytes())
     with pytest.raises(UnfitModel, match="was replaced while it was measured"):
         user_onnx.artifact(module.path, "fp32", module.sha256)
@@ -195,12 +195,12 @@ def test_operators_of_other_domains_are_measured_where_a_runtime_has_them(graph,
 
 def test_labels_become_numbers_that_tell_them_apart_and_maps_a_row_per_item(tmp_path):
     module = own(tmp_path, CLASSIFIER)
-    found = module(torch.tensor([[9.0, 0, 0, 0], [0, 9, 0, 0], [8, 0, 0, 0]])).named
-    first, second, third = found["label"].tolist()
+    outputs = module(torch.tensor([[9.0, 0, 0, 0], [0, 9, 0, 0], [8, 0, 0, 0]])).named
+    first, second, third = outputs["label"].tolist()
     assert first == third != second
-    assert found["chances"].shape == (3, 2)
-    assert torch.allclose(found["chances"].float().sum(1), torch.ones(3))
-    assert found["chances"][0].argmax() != found["chances"][1].argmax()
+    assert outputs["chances"].shape == (3, 2)
+    assert torch.allclose(outputs["chances"].float().sum(1), torch.ones(3))
+    assert outputs["chances"][0].argmax() != outputs["chances"][1].argmax()
 
 
 @pytest.mark.parametrize(
@@ -250,8 +250,8 @@ def loaded_as(folder, graph, variant):
 @pytest.mark.parametrize("variant", ["onnxruntime", "openvino"])
 def test_unsigned_numbers_of_any_width_are_read(variant, dtype, tmp_path):
     graph = f"g ({dtype}[2,4] x) => (float[2,4] y) {{ y = Cast<to = 1>(x) }}"
-    found = check.check_and_answers(*loaded_as(tmp_path, graph, variant)).check
-    assert (found.verdict, found.max_abs_error) == ("passed", 0.0)
+    check_result = check.check_and_answers(*loaded_as(tmp_path, graph, variant)).check
+    assert (check_result.verdict, check_result.max_abs_error) == ("passed", 0.0)
 
 
 def test_floats_that_are_whole_because_they_are_large_are_no_whole_numbers(tmp_path):
@@ -406,8 +406,8 @@ def test_a_given_range_and_a_file_replace_what_is_drawn(tmp_path):
     np.save(path, np.array([[0, 1, 1], [1, 1, 0]], np.int32))
     (given,) = own(tmp_path, TABLE, "rows=3:0-0").inputs
     assert given.span == (0, 0)
-    (held,) = own(tmp_path, TABLE, f"@{path}").inputs
-    assert (held.dtype, held.shape, held.items, held.span) == ("int64", [3], 2, None)
+    (spec,) = own(tmp_path, TABLE, f"@{path}").inputs
+    assert (spec.dtype, spec.shape, spec.items, spec.span) == ("int64", [3], 2, None)
     np.save(path, np.zeros((2, 4), np.int64))
     with pytest.raises(UsageError, match=r"net\.onnx expects 3 after the batch, not 4"):
         own(tmp_path, TABLE, f"@{path}")

@@ -63,8 +63,8 @@ def test_the_nonzeros_of_a_fake_tensor_are_not_counted(monkeypatch):
     monkeypatch.setitem(layer.LEAST_DENSITY[3], native.paths()[0], (0.25, 0.0))
     want = convolve(x, weight, padding=1, grid=GRID)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        found = convolve(mode.from_tensor(x), weight, padding=1, grid=GRID)
-    assert (found.shape, found.stride()) == (want.shape, want.stride())
+        output = convolve(mode.from_tensor(x), weight, padding=1, grid=GRID)
+    assert (output.shape, output.stride()) == (want.shape, want.stride())
 
 
 @needs_instructions

@@ -173,14 +173,14 @@ def test_a_bias_is_added_in_the_dtype_of_the_membrane(implementation, dtype, sha
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_one_step_may_stand_for_all(implementation, memory_format):
-    one, shift = (each.to(device_of(implementation)) for each in (dyadic(2, 5, 6, 4), dyadic(5)))
-    one = one.contiguous(memory_format=memory_format)
+    step, shift = (each.to(device_of(implementation)) for each in (dyadic(2, 5, 6, 4), dyadic(5)))
+    step = step.contiguous(memory_format=memory_format)
     arguments = {"decay": 0.5, "threshold": 0.75, "implementation": implementation}
     for bias in (None, shift):
-        want = lif_pool(one.repeat(7, 1, 1, 1, 1), bias=bias, **arguments)
+        want = lif_pool(step.repeat(7, 1, 1, 1, 1), bias=bias, **arguments)
         assert want.any()
-        assert torch.equal(lif_pool(one, bias=bias, time_steps=7, **arguments), want)
-    assert torch.equal(lif(one.expand(7, *one.shape), **arguments), lif(one.repeat(7, 1, 1, 1, 1), **arguments))
+        assert torch.equal(lif_pool(step, bias=bias, time_steps=7, **arguments), want)
+    assert torch.equal(lif(step.expand(7, *step.shape), **arguments), lif(step.repeat(7, 1, 1, 1, 1), **arguments))
 
 
 def test_the_ops_of_steady_currents_are_registered_as_torch_wants():
@@ -188,9 +188,9 @@ def test_the_ops_of_steady_currents_are_registered_as_torch_wants():
     torch.library.opcheck(torch.ops.benchd.lif.default, (step, 3, 0.5, 1.0, 0.5, True))
     torch.library.opcheck(torch.ops.benchd.lif_pool.default, (step, dyadic(3), 3, 0.5, 1.0, 0.5, True, False))
     torch.library.opcheck(torch.ops.benchd.lif_pool.default, (step, None, 3, 0.5, 1.0, 0.5, True, True))
-    one, by_period = torch.randn(2, 16, 4, 6), torch.randn(3, 2, 16, 4, 6)
-    torch.library.opcheck(torch.ops.benchd.lif_pool_first.default, (one, 3, 0.9, 1.0, 1.0))
-    torch.library.opcheck(torch.ops.benchd.lif_pool_periods.default, (by_period, one[0, :, 0, 0], 0.9, 1.0, 1.0))
+    current, by_period = torch.randn(2, 16, 4, 6), torch.randn(3, 2, 16, 4, 6)
+    torch.library.opcheck(torch.ops.benchd.lif_pool_first.default, (current, 3, 0.9, 1.0, 1.0))
+    torch.library.opcheck(torch.ops.benchd.lif_pool_periods.default, (by_period, current[0, :, 0, 0], 0.9, 1.0, 1.0))
 
 
 def test_a_pooled_gradient_is_that_of_the_pool_of_the_spikes():

@@ -70,14 +70,14 @@ def test_nothing_in_gives_nothing_out():
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_the_number_of_threads_changes_no_bit(threads):
     x, weight, _ = product(29, 33, 70, torch.float32)
-    one = torch.get_num_threads()
+    thread_count = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
         want = PackedLinear(weight)(x)
         torch.set_num_threads(threads)
         assert torch.equal(PackedLinear(weight)(x), want)
     finally:
-        torch.set_num_threads(one)
+        torch.set_num_threads(thread_count)
 
 
 @torch.no_grad()

@@ -98,8 +98,8 @@ def test_large_steps_stay_exact(form):
 
 def test_softplus_is_accurate_relative_to_itself():
     raw = torch.cat((torch.linspace(-80, 30, 1901), torch.linspace(-2, 2, 201))).to(DEVICE)
-    low, one = raw.view(1, 1, -1, 1).expand(2, 1, -1, 1), torch.ones(2, 1, 1, device=DEVICE)
-    delta = delta_projection(low, one, torch.zeros(2, 1, device=DEVICE), implementation="triton")[0, 0, :, 0]
+    low, ones = raw.view(1, 1, -1, 1).expand(2, 1, -1, 1), torch.ones(2, 1, 1, device=DEVICE)
+    delta = delta_projection(low, ones, torch.zeros(2, 1, device=DEVICE), implementation="triton")[0, 0, :, 0]
     relative = (delta.double() / torch.log1p(raw.double().exp()) - 1).abs()
     assert float(relative.max()) < 1e-5  # what rounding the exponent of exp(-80) costs
     assert float(relative[raw.abs() < 2].max()) < TO_SOFTPLUS
@@ -127,8 +127,8 @@ def test_a_pair_is_a_forward_and_a_reverse_scan(form, shape):
     tensors = inputs(*shape, lead=(2,))
     y = paired(tensors, form)
     for reverse in (False, True):
-        one = {name: tensor[int(reverse)] for name, tensor in tensors.items() if name != "z"}
-        assert error(y[int(reverse)], equation(one, reverse=reverse)) < 2e-6
+        arguments = {name: tensor[int(reverse)] for name, tensor in tensors.items() if name != "z"}
+        assert error(y[int(reverse)], equation(arguments, reverse=reverse)) < 2e-6
 
 
 def paired(tensors, form):

@@ -40,9 +40,9 @@ def test_the_spikes_are_those_of_the_two_kernels(shape, layout):
     padding = shape[-1]
     want = one_after_the_other(first, weight, bias, padding)
     laid_out = first.flatten(0, 1).contiguous(memory_format=layout).unflatten(0, first.shape[:2])
-    found = periods.convolved(laid_out, pack(weight), bias, list(weight.shape), padding, **NEURONS)
-    assert found.shape == want.shape
-    assert torch.equal(found, want)
+    spikes = periods.convolved(laid_out, pack(weight), bias, list(weight.shape), padding, **NEURONS)
+    assert spikes.shape == want.shape
+    assert torch.equal(spikes, want)
     assert want.numel() == 0 or 0 < want.mean() < 1
 
 

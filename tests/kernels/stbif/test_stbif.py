@@ -23,12 +23,12 @@ def test_codes_and_values_are_those_of_the_equation(implementation, bounds, dtyp
     normal = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     for current, threshold in ((dyadic(*shape), 0.75), (normal, torch.tensor(0.7310, dtype=dtype))):
         neuron = {"threshold": threshold, "pos_max": bounds[0], "neg_min": bounds[1]}
-        for output, made in (("codes", torch.int8), ("values", dtype)):
+        for output, output_dtype in (("codes", torch.int8), ("values", dtype)):
             got, want = (
                 stbif(current.to(dtype), **neuron, output=output, implementation=each)
                 for each in (implementation, "reference")
             )
-            assert got.dtype == made
+            assert got.dtype == output_dtype
             assert torch.equal(got, want)
             assert want.unique().numel() == (2 if shape[0] == 1 and bounds[1] == 0 else 3)
 

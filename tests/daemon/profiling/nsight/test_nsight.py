@@ -16,7 +16,7 @@ import benchd.kernels.stbif
 from benchd.daemon.machine import interpreter
 from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.profiling.nsight import nsight, nsight_csv
-from benchd.daemon.profiling.profile import Collected, NsightSystems, ProfileJob
+from benchd.daemon.profiling.profile import CollectedProfile, NsightSystems, ProfileJob
 from benchd.daemon.records import Case
 
 # `nsys stats` of 2023.1 to 2025.3: columns as in docs.nvidia.com/nsight-systems/AnalysisGuide, the lines around the
@@ -104,15 +104,15 @@ def install(folder, monkeypatch, name, *, makes, says, reads="", status=0):
 
 
 def test_nsys_tables_are_read_in_nanoseconds():
-    found = nsight_csv.systems(NSYS, "/out/nsys.nsys-rep")
-    add, gemm = found.kernels
+    systems = nsight_csv.systems(NSYS, "/out/nsys.nsys-rep")
+    add, gemm = systems.kernels
     assert add.name == "void elementwise_kernel<(int)4, CUDAFunctor_add<float>>(int, T2)"
     assert (add.calls, add.total_ns, add.mean_ns, add.min_ns, add.max_ns) == (4, 6000, 1500.5, 1200, 1800)
     assert (gemm.name, gemm.total_ns) == ("ampere_sgemm_128x64_tn", 2000)
-    assert [(call.name, call.calls, call.self_cpu_ns) for call in found.runtime] == [
+    assert [(call.name, call.calls, call.self_cpu_ns) for call in systems.runtime] == [
         ("cudaDeviceSynchronize", 5, 131012864)
     ]
-    assert [(one.name, one.calls, one.mean_ns) for one in found.ranges] == [("Model_Forward_Pass", 2, 2500.0)]
+    assert [(row.name, row.calls, row.mean_ns) for row in systems.ranges] == [("Model_Forward_Pass", 2, 2500.0)]
 
 
 def test_ncu_launches_become_one_row_a_kernel():
@@ -134,13 +134,13 @@ def test_what_the_gpu_does_not_count_stays_unknown():
 
 def test_nsys_runs_the_child_between_start_and_stop(job, tmp_path, monkeypatch):
     install(tmp_path / "bin", monkeypatch, "nsys", makes="", says="Generating report", reads=NSYS)
-    found = nsight.systems(job, 60)
-    assert isinstance(found, NsightSystems)
-    assert found.report == str(tmp_path / "nsys.nsys-rep")
+    systems = nsight.systems(job, 60)
+    assert isinstance(systems, NsightSystems)
+    assert systems.report == str(tmp_path / "nsys.nsys-rep")
     arguments = (tmp_path / "bin/nsys.made.arguments").read_text().split("\n")
     assert {"--capture-range=cudaProfilerApi", f"--output={tmp_path / 'nsys'}"} < set(arguments)
     assert arguments[-4:] == interpreter.of_module("benchd.daemon.worker.profiling")
-    assert (tmp_path / "bin/nsys.read.arguments").read_text().endswith(f"\n{found.report}")
+    assert (tmp_path / "bin/nsys.read.arguments").read_text().endswith(f"\n{systems.report}")
     child = msgspec.json.decode((tmp_path / "bin/nsys.stdin").read_bytes(), type=ProfileJob)
     assert child == msgspec.structs.replace(job, capture=True)
 
@@ -185,10 +185,10 @@ def test_missing_permission_is_said_with_its_cure(job, tmp_path, monkeypatch):
 
 
 def test_what_the_child_answers_is_said_where_it_failed(job, tmp_path, monkeypatch):
-    answer = msgspec.json.encode(Collected(error='Unsupported: "x.py" has no build')).decode()
+    answer = msgspec.json.encode(CollectedProfile(error='Unsupported: "x.py" has no build')).decode()
     install(tmp_path / "bin", monkeypatch, "nsys", makes=f"Collecting data...\n{answer}Generating", says="", reads=NSYS)
     assert 'nsys ran, but its child failed: Unsupported: "x.py" has no build; by hand:' in nsight.systems(job, 60)
-    well = msgspec.json.encode(Collected()).decode()
+    well = msgspec.json.encode(CollectedProfile()).decode()
     install(tmp_path / "bin", monkeypatch, "nsys", makes=well, says="", reads=NSYS)
     assert isinstance(nsight.systems(job, 60), NsightSystems)
 

@@ -66,8 +66,8 @@ def memory(activations_mib):
 
 def beside(*kernels):
     """Return these kernels and, for the rest of 94 % of the step, one of no interest."""
-    taken = sum(row.total_ns for row in kernels) / STEPS / STEP_NS
-    rest = [kernel(f"reduce_kernel_{number}", (0.94 - taken) / 4, operator="aten::sum") for number in range(4)]
+    share = sum(row.total_ns for row in kernels) / STEPS / STEP_NS
+    rest = [kernel(f"reduce_kernel_{number}", (0.94 - share) / 4, operator="aten::sum") for number in range(4)]
     return [*kernels, *rest]
 
 
@@ -263,16 +263,16 @@ def fired(made):
     return {finding.rule: finding for finding in findings.find(made)}
 
 
-@pytest.mark.parametrize("planted", PLANTED, ids=[f"{one.rule}-{number}" for number, one in enumerate(PLANTED)])
+@pytest.mark.parametrize("planted", PLANTED, ids=[f"{example.rule}-{number}" for number, example in enumerate(PLANTED)])
 def test_a_planted_bottleneck_is_found_with_its_remedy_and_not_where_it_is_not(planted):
-    found = fired(planted.ill)[planted.rule]
-    assert found.expected == (None if planted.expected is None else pytest.approx(planted.expected, abs=1e-3))
-    proposed = (found.variant, found.options or None, found.batch_size)
+    finding = fired(planted.ill)[planted.rule]
+    assert finding.expected == (None if planted.expected is None else pytest.approx(planted.expected, abs=1e-3))
+    proposed = (finding.variant, finding.options or None, finding.batch_size)
     assert proposed == (planted.variant, planted.options, planted.batch_size)
-    assert planted.says in " ".join(found.evidence)
-    assert found.title
-    assert found.advice
-    assert found.verdict == "not measured"
+    assert planted.says in " ".join(finding.evidence)
+    assert finding.title
+    assert finding.advice
+    assert finding.verdict == "not measured"
     assert planted.rule not in fired(planted.well)
 
 
@@ -288,8 +288,8 @@ def test_a_planted_bottleneck_is_found_with_its_remedy_and_not_where_it_is_not(p
 )
 def test_what_pytorch_runs_may_be_captured_or_compiled_and_no_other_runtime_is_proposed(variant, proposed):
     """Another runtime's time would not tell whether the finding was the cause."""
-    found = fired(on_gpu(variant, model="square", kernels=beside(kernel("k", 0.5)), **WAITS))
-    assert [found[rule].variant for rule in ("launch_bound", "dominant_kernel")] == proposed
+    by_rule = fired(on_gpu(variant, model="square", kernels=beside(kernel("k", 0.5)), **WAITS))
+    assert [by_rule[rule].variant for rule in ("launch_bound", "dominant_kernel")] == proposed
 
 
 def test_every_rule_is_planted_once():
@@ -302,8 +302,8 @@ def test_nothing_is_found_in_a_clean_profile(clean):
 
 
 def test_the_vim_write_up_has_all_its_directions_the_largest_gain_first():
-    found = findings.find(VIM)
-    assert {one.rule for one in found} == {
+    proposals = findings.find(VIM)
+    assert {finding.rule for finding in proposals} == {
         "gpu_bound",
         "scan",
         "sequence_length",
@@ -311,8 +311,8 @@ def test_the_vim_write_up_has_all_its_directions_the_largest_gain_first():
         "no_tensor_cores",
         "flips",
     }
-    assert found[0].rule == "sequence_length"
-    assert [one.expected for one in found] == sorted(one.expected for one in found)
+    assert proposals[0].rule == "sequence_length"
+    assert [finding.expected for finding in proposals] == sorted(finding.expected for finding in proposals)
     assert "retraining" in fired(VIM)["scan"].advice
 
 
@@ -332,42 +332,42 @@ COUNTED_PRODUCT = "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32>(T1::Param
 def test_by_counters_is_said_of_what_was_counted(counted, said):
     products = [kernel(TRACED_PRODUCT, 0.3), kernel("my_gemm", 0.2)]
     rows = [kernel(name, 0.1) for name in [*counted, "another"]]
-    made = on_gpu("eager", kernels=beside(*products), ncu=NsightCompute(report="r", kernels=rows))
-    assert fired(made)["no_tensor_cores"].evidence[0].endswith(said)
+    profiled = on_gpu("eager", kernels=beside(*products), ncu=NsightCompute(report="r", kernels=rows))
+    assert fired(profiled)["no_tensor_cores"].evidence[0].endswith(said)
 
 
 def test_a_scan_without_kernels_of_its_own_is_known_by_its_layers():
     parts = [layer("layers.0.scan", 0.7, parent="layers.0"), layer("layers.0.in_proj", 0.3, parent="layers.0")]
-    made = on_gpu("eager", layers=layers(layer("layers.0", 1.0), *parts))
-    assert fired(made)["scan"].evidence[0] == "layers named scan: 70 % of the forward pass"
+    profiled = on_gpu("eager", layers=layers(layer("layers.0", 1.0), *parts))
+    assert fired(profiled)["scan"].evidence[0] == "layers named scan: 70 % of the forward pass"
 
 
 def test_layers_of_one_kind_are_judged_together():
     names = [(number, part) for number in range(24) for part in ("conv1d", "in_proj")]
     rows = [layer(f"layers.{n}.{part}", 1 / 48, flops=1 + 99 * (part == "in_proj")) for n, part in names]
-    found = fired(on_gpu("eager", layers=layers(*rows)))["out_of_line"]
-    assert found.evidence == ["layers.*.conv1d: 5 ms, 50 % of the time for 0.9901 % of the FLOPs"]
+    finding = fired(on_gpu("eager", layers=layers(*rows)))["out_of_line"]
+    assert finding.evidence == ["layers.*.conv1d: 5 ms, 50 % of the time for 0.9901 % of the FLOPs"]
 
 
 def test_on_a_cpu_the_scan_has_one_form_and_proposes_the_kernels_alone():
-    made = on_cpu("eager", model="vim_tiny", layers=layers(layer("scan", 0.7)))
-    assert (fired(made)["scan"].variant, fired(made)["scan"].options) == ("custom", {})
+    profiled = on_cpu("eager", model="vim_tiny", layers=layers(layer("scan", 0.7)))
+    assert (fired(profiled)["scan"].variant, fired(profiled)["scan"].options) == ("custom", {})
     custom = on_cpu("custom", model="vim_tiny", layers=layers(layer("scan", 0.7)))
     assert fired(custom)["scan"].variant is None
 
 
 def test_a_module_of_the_users_own_has_no_kernels_of_ours():
-    made = msgspec.structs.replace(VIM, case=Case(model="own.net.build"))
-    found = fired(made)
-    assert (found["gpu_bound"].variant, found["flips"].variant) == ("fp16", None)
-    assert "sequence_length" not in found
-    assert found["scan"].options == {}
+    profiled = msgspec.structs.replace(VIM, case=Case(model="own.net.build"))
+    by_rule = fired(profiled)
+    assert (by_rule["gpu_bound"].variant, by_rule["flips"].variant) == ("fp16", None)
+    assert "sequence_length" not in by_rule
+    assert by_rule["scan"].options == {}
 
 
 def test_every_proposed_case_can_be_planned():
     for planted in PLANTED:
-        found = fired(planted.ill)[planted.rule]
-        case = verification.case_for(planted.ill, found)
+        finding = fired(planted.ill)[planted.rule]
+        case = verification.case_for(planted.ill, finding)
         assert (case is None) == (planted.variant is None)
         if case:
             assert case != planted.ill.case
@@ -375,10 +375,10 @@ def test_every_proposed_case_can_be_planned():
 
 
 def test_the_case_of_a_finding_is_the_profiled_one_with_its_change():
-    made = fired(VIM)["scan"]
-    case = verification.case_for(VIM, made)
+    finding = fired(VIM)["scan"]
+    case = verification.case_for(VIM, finding)
     assert case.case_id == "vim_tiny,custom,b4,scan=two_level"
-    back = msgspec.structs.replace(made, options={"scan": "serial"}, variant="eager", batch_size=8)
+    back = msgspec.structs.replace(finding, options={"scan": "serial"}, variant="eager", batch_size=8)
     assert verification.case_for(VIM, back) == Case(model="vim_tiny", variant=Variant(), batch_size=8)
 
 
@@ -392,11 +392,13 @@ def test_the_case_of_a_finding_is_the_profiled_one_with_its_change():
     ],
 )
 def test_measurement_confirms_or_refutes(variant_ms, verdict):
-    found = fired(VIM)["flips"]
-    made = verification.verified(VIM, found, compared([10.0, 10.0, 10.0], variant_ms))
-    assert made.verdict == verdict
-    assert made.evidence[-1].startswith(f"predicted 0.946 of the time, measured {made.measured:.3g}: 10 ms and ")
-    assert made.expected == found.expected
+    finding = fired(VIM)["flips"]
+    verified = verification.verified(VIM, finding, compared([10.0, 10.0, 10.0], variant_ms))
+    assert verified.verdict == verdict
+    assert verified.evidence[-1].startswith(
+        f"predicted 0.946 of the time, measured {verified.measured:.3g}: 10 ms and "
+    )
+    assert verified.expected == finding.expected
 
 
 def compared(base_ms, variant_ms, *, check_failed=False, ratios=None):
@@ -415,13 +417,13 @@ def compared(base_ms, variant_ms, *, check_failed=False, ratios=None):
 
 def test_the_pairs_decide_and_not_the_medians_of_a_side():
     apart = compared([10.0, 20.0, 10.0], [18.0, 9.0, 9.0], ratios=[0.9, 0.9, 0.9])
-    made = verification.verified(VIM, fired(VIM)["flips"], apart)
-    assert (made.verdict, round(made.measured, 3)) == ("confirmed", 0.9)
+    verified = verification.verified(VIM, fired(VIM)["flips"], apart)
+    assert (verified.verdict, round(verified.measured, 3)) == ("confirmed", 0.9)
 
 
 def test_a_larger_batch_is_judged_by_the_image():
     ill = on_gpu(gpus=[gpu(0.9, 0.3)])
-    found = fired(ill)["low_utilization"]
-    made = verification.verified(ill, found, compared([10.0, 10.0, 10.0], [20.0, 20.1, 19.9]))
-    assert (made.verdict, round(made.measured, 2)) == ("confirmed", 0.5)
-    assert "measured 0.5: 10 ms and 5 ms" in made.evidence[-1]
+    finding = fired(ill)["low_utilization"]
+    verified = verification.verified(ill, finding, compared([10.0, 10.0, 10.0], [20.0, 20.1, 19.9]))
+    assert (verified.verdict, round(verified.measured, 2)) == ("confirmed", 0.5)
+    assert "measured 0.5: 10 ms and 5 ms" in verified.evidence[-1]

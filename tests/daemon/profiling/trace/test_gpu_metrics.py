@@ -13,8 +13,8 @@ def step(number, start_us, duration_us, on_gpu=False):
 
 def over(kernels, start_us, end_us):
     """Return the metrics of a device that the trace does not describe, over one step."""
-    (found,) = by_device(Trace(kernels=kernels, annotations=[step(1, start_us, end_us - start_us)])).values()
-    return found
+    (metrics,) = by_device(Trace(kernels=kernels, annotations=[step(1, start_us, end_us - start_us)])).values()
+    return metrics
 
 
 def golden():
@@ -26,11 +26,11 @@ def golden():
 
 
 def test_the_golden_vector():
-    found = over(golden(), 150, 1_000)  # cuts the first kernel, and the last one ends at 1,200
-    assert found.utilization == pytest.approx(550 / 1050, **EXACT)
-    assert found.sm_efficiency == pytest.approx(475 / 1050, **EXACT)
-    assert found.estimated_occupancy == pytest.approx(36250 / 550 / 100, **EXACT)
-    assert (found.kernels, found.without_occupancy) == (5, 1)
+    metrics = over(golden(), 150, 1_000)  # cuts the first kernel, and the last one ends at 1,200
+    assert metrics.utilization == pytest.approx(550 / 1050, **EXACT)
+    assert metrics.sm_efficiency == pytest.approx(475 / 1050, **EXACT)
+    assert metrics.estimated_occupancy == pytest.approx(36250 / 550 / 100, **EXACT)
+    assert (metrics.kernels, metrics.without_occupancy) == (5, 1)
 
 
 def test_overlapping_kernels_are_summed_before_the_cap():
@@ -41,9 +41,9 @@ def test_overlapping_kernels_are_summed_before_the_cap():
 
 
 def test_a_kernel_without_its_blocks_leaves_no_efficiency():
-    found = over([kernel(0, 10, launch(blocks_per_sm=None)), kernel(20, 10)], 0, 30)
-    assert found.sm_efficiency is None
-    assert found.utilization == pytest.approx(2 / 3, **EXACT)
+    metrics = over([kernel(0, 10, launch(blocks_per_sm=None)), kernel(20, 10)], 0, 30)
+    assert metrics.sm_efficiency is None
+    assert metrics.utilization == pytest.approx(2 / 3, **EXACT)
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def test_names_that_give_tensor_cores_away(name, uses):
     ],
 )
 def test_the_occupancy_of_a_launch_unrounded(facts, theoretical, estimated, limits):
-    found = occupancy(launch(**facts), ORIN)
-    assert (found.theoretical, found.estimated, found.limits) == (
+    figures = occupancy(launch(**facts), ORIN)
+    assert (figures.theoretical, figures.estimated, figures.limits) == (
         pytest.approx(theoretical, **EXACT),
         pytest.approx(estimated, **EXACT),
         limits,
@@ -114,9 +114,9 @@ def test_an_occupancy_that_cannot_be_computed(launched, device):
 
 def test_each_device_for_itself_and_an_unknown_one_by_the_traces_percents():
     trace = Trace(devices=[ORIN], kernels=[kernel(0, 10), kernel(0, 20, launch(percent=7), device=1)])
-    found = by_device(trace)
-    assert {number: metrics.estimated_occupancy for number, metrics in found.items()} == {
+    per_device = by_device(trace)
+    assert {number: metrics.estimated_occupancy for number, metrics in per_device.items()} == {
         0: pytest.approx(128 / 1536, **EXACT),
         1: pytest.approx(0.07, **EXACT),
     }
-    assert found[0].utilization == 1
+    assert per_device[0].utilization == 1

@@ -21,7 +21,7 @@ def by_name(rows):
 
 
 def test_self_time_leaves_out_what_was_called_on_the_same_thread():
-    found = table_of(
+    torch_profile = table_of(
         operators=[
             operator("aten::linear", 0, 100, 1),
             operator("aten::addmm", 10, 60, 2),
@@ -29,18 +29,18 @@ def test_self_time_leaves_out_what_was_called_on_the_same_thread():
         ],
         runtime_calls=[call("cudaLaunchKernel", 20, 15)],
     )
-    rows = by_name(found.operators)
+    rows = by_name(torch_profile.operators)
     assert {name: (row.cpu_ns, row.self_cpu_ns) for name, row in rows.items()} == {
         "aten::linear": (100_000, 40_000),
         "aten::addmm": (60_000, 45_000),
         "aten::mm": (30_000, 30_000),
         "cudaLaunchKernel": (15_000, 15_000),
     }
-    assert (found.cpu_ns, found.launches) == (130_000, 1)
+    assert (torch_profile.cpu_ns, torch_profile.launches) == (130_000, 1)
 
 
 def test_device_time_goes_to_the_operator_that_launched_and_to_those_around_it():
-    found = table_of(
+    torch_profile = table_of(
         cuda=True,
         annotations=[annotation("nn.Module: Net", 0, 100)],
         operators=[operator("aten::linear", 0, 50, 1), operator("aten::addmm", 10, 30, 2)],
@@ -56,24 +56,24 @@ def test_device_time_goes_to_the_operator_that_launched_and_to_those_around_it()
         ],
         memcpys=[memory_operation("Memcpy HtoD", 160, 2, correlation=9)],
     )
-    rows = by_name(found.operators)
+    rows = by_name(torch_profile.operators)
     assert {name: (row.device_ns, row.self_device_ns) for name, row in rows.items() if row.device_ns} == {
         "aten::linear": (42_000, 2_000),
         "aten::addmm": (40_000, 40_000),
     }
-    assert found.modules[0].device_ns == 50_000
-    assert found.device_ns == 53_000
-    assert {row.name: row.operator for row in found.kernels} == {
+    assert torch_profile.modules[0].device_ns == 50_000
+    assert torch_profile.device_ns == 53_000
+    assert {row.name: row.operator for row in torch_profile.kernels} == {
         "gemm": "aten::addmm",
         "triton": None,
         "of nobody": None,
     }
-    assert [row.name for row in found.operators][:2] == ["aten::addmm", "aten::linear"]
+    assert [row.name for row in torch_profile.operators][:2] == ["aten::addmm", "aten::linear"]
 
 
 @pytest.mark.parametrize("column", tables.COLUMNS)
 def test_operators_sort_by_every_column(column):
-    found = table_of(
+    torch_profile = table_of(
         cuda=True,
         operators=[
             operator("b", 0, 50, 1),
@@ -83,7 +83,7 @@ def test_operators_sort_by_every_column(column):
         ],
         kernels=[kernel(100, 40, external_id=2), kernel(150, 10, external_id=1)],
     )
-    rows = tables.sorted_by(found.operators, column)
+    rows = tables.sorted_by(torch_profile.operators, column)
     order = {
         "name": "abc",
         "calls": "a",
@@ -106,7 +106,7 @@ def test_an_unknown_column_is_told_with_the_closest():
 
 
 def test_a_step_is_divided_to_the_nanosecond_the_device_before_the_host():
-    found = table_of(
+    torch_profile = table_of(
         cuda=True,
         annotations=[
             annotation("ProfilerStep#4", 0, 100),
@@ -123,7 +123,7 @@ def test_a_step_is_divided_to_the_nanosecond_the_device_before_the_host():
         memcpys=[memory_operation("Memcpy DtoH", 85, 7), memory_operation("Memcpy DtoD (Device -> Device)", 91, 2)],
         memsets=[memory_operation("Memset", 12, 1)],
     )
-    first, second = found.steps
+    first, second = torch_profile.steps
     assert (first.number, first.duration_ns, second.number) == (4, 100_000, 5)
     assert first.by_category == {
         "kernel": 65_000,
@@ -136,11 +136,11 @@ def test_a_step_is_divided_to_the_nanosecond_the_device_before_the_host():
         "other": 4_000,
     }
     assert second.by_category["kernel"] == 10_000
-    assert [sum(step.by_category.values()) for step in found.steps] == [100_000, 50_000]
+    assert [sum(step.by_category.values()) for step in torch_profile.steps] == [100_000, 50_000]
 
 
 def test_modules_by_class_count_a_nested_one_of_their_class_once():
-    found = table_of(
+    torch_profile = table_of(
         annotations=[
             annotation("nn.Module: Sequential", 0, 90),
             annotation("nn.Module: Sequential", 10, 30),
@@ -149,7 +149,7 @@ def test_modules_by_class_count_a_nested_one_of_their_class_once():
         ],
         operators=[operator("aten::add", 12, 2)],
     )
-    assert [(row.name, row.calls, row.host_ns) for row in found.modules] == [
+    assert [(row.name, row.calls, row.host_ns) for row in torch_profile.modules] == [
         ("Sequential", 2, 90_000),
         ("CrossEntropyLoss", 1, 5_000),
     ]
@@ -162,7 +162,7 @@ def test_kernels_by_name_with_the_launch_that_took_longest():
     )
     unknown = launch("foreign", percent=None, blocks_per_sm=None)
     gemm = launch("ampere_fp16_s16816gemm", grid=None, percent=33)
-    found = table_of(
+    torch_profile = table_of(
         cuda=True,
         operators=[operator("scan_a", 0, 1, 1), operator("scan_b", 2, 1, 2)],
         kernels=[
@@ -173,7 +173,7 @@ def test_kernels_by_name_with_the_launch_that_took_longest():
             kernel(60, 50, gemm),
         ],
     )
-    tensor, scan, foreign = found.kernels
+    tensor, scan, foreign = torch_profile.kernels
     assert (scan.calls, scan.total_ns, scan.mean_ns, scan.min_ns, scan.max_ns) == (3, 40_000, 40_000 / 3, 4_000, 30_000)
     # 64 registers of 128 threads: 8 blocks of the 12 that the warps would allow
     assert scan.estimated_occupancy == pytest.approx(0.75 * 8 * 128 / 1536 + 0.25 * 3 / 8 * 128 / 1536, rel=1e-12)
@@ -181,14 +181,14 @@ def test_kernels_by_name_with_the_launch_that_took_longest():
     assert (scan.registers, scan.limits, scan.operator) == (64, ["registers"], "scan_a")
     assert (tensor.estimated_occupancy, tensor.tensor_cores, tensor.tensor_cores_by) == (0.33, True, "name")
     assert (foreign.estimated_occupancy, foreign.blocks_per_sm, foreign.limits) == (None, None, [])
-    (gpu,) = found.gpus
+    (gpu,) = torch_profile.gpus
     assert (gpu.name, gpu.compute_capability) == ("Orin", "8.7")
     assert gpu.utilization == pytest.approx(95 / 110)
     assert gpu.tensor_core_share_by_name == pytest.approx(50 / 95)
 
 
 def test_synchronisations_with_what_waits_on_them():
-    found = table_of(
+    torch_profile = table_of(
         cuda=True,
         operators=[
             operator("aten::item", 10, 60, 1),
@@ -208,7 +208,7 @@ def test_synchronisations_with_what_waits_on_them():
         kernels=[kernel(2, 50, correlation=1), kernel(90, 10, correlation=4), kernel(100, 30, correlation=5)],
         memcpys=[memory_operation("Memcpy DtoH", 52, 8, correlation=2)],
     )
-    assert [msgspec.structs.astuple(row) for row in found.synchronizations] == [
+    assert [msgspec.structs.astuple(row) for row in torch_profile.synchronizations] == [
         ("cudaStreamSynchronize", "aten::item", 1, 50_000, 30_000, 0),
         ("cudaMemcpy", None, 1, 45_000, 0, 0),
         ("cudaDeviceSynchronize", None, 1, 1_000, 0, 2),
@@ -229,13 +229,13 @@ def test_real_operators_are_those_of_key_averages(tmp_path):
         for _ in range(3):
             nn.functional.cross_entropy(net(images), labels).backward()
             profiler.step()
-    found = tables.torch_profile(trace.read(path), path.name, False)
+    torch_profile = tables.torch_profile(trace.read(path), path.name, False)
     torchs = {row.key: row for row in profiler.key_averages()}
-    assert len(found.operators) > 30
-    for row in found.operators:
+    assert len(torch_profile.operators) > 30
+    for row in torch_profile.operators:
         assert row.calls == torchs[row.name].count
         assert row.cpu_ns == pytest.approx(torchs[row.name].cpu_time_total * 1000, rel=1e-3, abs=2 * row.calls)
         assert row.self_cpu_ns == pytest.approx(
             torchs[row.name].self_cpu_time_total * 1000, rel=1e-3, abs=5 * row.calls
         )
-    assert found.cpu_ns == pytest.approx(profiler.key_averages().self_cpu_time_total * 1000, rel=1e-3)
+    assert torch_profile.cpu_ns == pytest.approx(profiler.key_averages().self_cpu_time_total * 1000, rel=1e-3)

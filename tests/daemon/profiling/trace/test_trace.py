@@ -4,7 +4,7 @@ import pytest
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.profiling.trace import trace
-from benchd.daemon.profiling.trace.trace import Launch, read
+from benchd.daemon.profiling.trace.trace import LaunchConfiguration, read
 
 H200 = {
     "id": 0,
@@ -63,10 +63,15 @@ def test_every_kind_of_row(tmp_path):
             {"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": 2.0},
         ],
     )
-    found = read(path)
-    (device,), (kernel,), (memcpy,), (memset,) = found.devices, found.kernels, found.memcpys, found.memsets
+    recorded_trace = read(path)
+    (device,), (kernel,), (memcpy,), (memset,) = (
+        recorded_trace.devices,
+        recorded_trace.kernels,
+        recorded_trace.memcpys,
+        recorded_trace.memsets,
+    )
     assert (device.name, device.num_sms, device.compute_major) == ("NVIDIA H200", 132, 9)
-    assert kernel.launch == Launch(
+    assert kernel.launch == LaunchConfiguration(
         name="add",
         grid=(66, 1, 1),
         block=(128, 1, 1),
@@ -81,14 +86,17 @@ def test_every_kind_of_row(tmp_path):
     assert (kernel.device, kernel.correlation, kernel.external_id) == (0, 9, 5)
     assert (memcpy.correlation, memcpy.name[:11]) == (3, "Memcpy HtoD")
     assert memset.correlation == 4
-    assert [(call.name, call.correlation) for call in found.runtime_calls] == [
+    assert [(call.name, call.correlation) for call in recorded_trace.runtime_calls] == [
         ("cudaLaunchKernel", 9),
         ("cuLaunchKernelEx", 10),
     ]
-    assert [(op.name, op.thread, op.external_id) for op in found.operators] == [("aten::add", 11, 5)]
-    assert [row.on_gpu for row in found.annotations] == [False, False, True]
-    assert [(step.number, step.start_ns, step.end_ns) for step in found.steps] == [(1, 10000, 18000), (2, 20000, 29500)]
-    assert found.missing_kernels() is None
+    assert [(op.name, op.thread, op.external_id) for op in recorded_trace.operators] == [("aten::add", 11, 5)]
+    assert [row.on_gpu for row in recorded_trace.annotations] == [False, False, True]
+    assert [(step.number, step.start_ns, step.end_ns) for step in recorded_trace.steps] == [
+        (1, 10000, 18000),
+        (2, 20000, 29500),
+    ]
+    assert recorded_trace.missing_kernels() is None
 
 
 @pytest.mark.parametrize(
@@ -117,10 +125,10 @@ def test_a_trace_of_several_pieces_keeps_every_event(dumps, tmp_path, monkeypatc
     events = [complete("kernel", f'k{i % 3} "}},{{', ts=float(i), **KERNEL | awkward) for i in range(count)]
     path = write_trace(tmp_path / "t.json", events, **dumps)
     assert path.stat().st_size > 2 * trace.MAX_EVENT_BYTES
-    found = read(path)
-    assert [kernel.start_ns for kernel in found.kernels] == [1000 * i for i in range(count)]
-    assert len(found.devices) == 1
-    assert len({id(kernel.launch) for kernel in found.kernels}) == 3
+    recorded_trace = read(path)
+    assert [kernel.start_ns for kernel in recorded_trace.kernels] == [1000 * i for i in range(count)]
+    assert len(recorded_trace.devices) == 1
+    assert len({id(kernel.launch) for kernel in recorded_trace.kernels}) == 3
 
 
 @pytest.mark.parametrize(
@@ -141,6 +149,6 @@ def test_a_trace_of_several_pieces_keeps_every_event(dumps, tmp_path, monkeypatc
 def test_a_file_that_is_no_trace_is_refused_with_its_name(content, why, tmp_path):
     path = tmp_path / "t.json"
     path.write_bytes(content)
-    with pytest.raises(UsageError, match=why) as told:
+    with pytest.raises(UsageError, match=why) as error:
         read(path)
-    assert str(path) in str(told.value)
+    assert str(path) in str(error.value)

@@ -17,8 +17,8 @@ def read(sampler):
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 def test_load_and_clock_of_the_gpu_whatever_its_node_is_called(board, tmp_path):
-    found = read(available(Devfreq(build(tmp_path, board))))
-    assert found == {"gpu_utilization_percent": pytest.approx(43.7), "gpu_clock_hz": 510e6}
+    values = read(available(Devfreq(build(tmp_path, board))))
+    assert values == {"gpu_utilization_percent": pytest.approx(43.7), "gpu_clock_hz": 510e6}
 
 
 def test_a_thor_has_a_clock_and_no_load(tmp_path):
@@ -28,8 +28,8 @@ def test_a_thor_has_a_clock_and_no_load(tmp_path):
 def test_the_memory_controller_where_the_kernel_shows_it(nano):
     show_emc(nano)
     sampler = available(Devfreq(nano))
-    found = read(sampler)
-    assert (found["emc_clock_hz"], found["emc_utilization_percent"]) == (2133e6, pytest.approx(25.0))
+    values = read(sampler)
+    assert (values["emc_clock_hz"], values["emc_utilization_percent"]) == (2133e6, pytest.approx(25.0))
     write(nano, {EMC: "204000000\n"})  # the average still counts what the faster clock did
     assert read(sampler)["emc_utilization_percent"] == 100.0
 

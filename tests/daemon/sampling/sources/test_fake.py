@@ -27,14 +27,14 @@ def test_values_are_played_in_a_loop_by_the_clock(tmp_path):
     clock = Clock()
     fake = Fake(script(tmp_path), clock)
     assert fake.unavailable() is None
-    seen = []
+    readings = []
     for _ in range(8):
         power, load = fake.sample()
         assert (power.metric, power.rail, power.source, power.t_ns) == ("power_w", "VDD_IN", "fake", clock.now_ns)
         assert (load.rail, load.value) == ("", 40.0)
-        seen.append(power.value)
+        readings.append(power.value)
         clock.now_ns += 50_000_000
-    assert seen == [5.0, 5.0, 15.0, 15.0, 10.0, 10.0, 5.0, 5.0]
+    assert readings == [5.0, 5.0, 15.0, 15.0, 10.0, 10.0, 5.0, 5.0]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_a_driver_that_says_its_interval_is_believed(tmp_path):
     machines.write(thor(tmp_path), {f"{CHIP}/hwmon/hwmon1/update_interval": "102\n"})
     sampler = Ina238(tmp_path)
     assert sampler.unavailable() is None
-    assert {(one.period_s, one.averaging_s) for one in sampler.power_sources()} == {(0.102, 0.102)}
+    assert {(source.period_s, source.averaging_s) for source in sampler.power_sources()} == {(0.102, 0.102)}
 
 
 def test_it_is_found_again_under_another_number(tmp_path):
@@ -51,6 +51,6 @@ def test_a_board_without_it_or_with_two_says_so(tmp_path):
 
 
 def test_it_is_read_unasked_and_doctor_names_it(tmp_path):
-    found = next(finding for finding in examine(thor(tmp_path)) if finding.name == "ina238")
-    assert found.usable
+    ina238 = next(finding for finding in examine(thor(tmp_path)) if finding.name == "ina238")
+    assert ina238.usable
     assert present("cpu", root=tmp_path)[0] == "ina238"

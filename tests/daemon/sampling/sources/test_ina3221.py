@@ -17,7 +17,7 @@ from jetson_trees import (
 )
 from machines import desktop, write
 
-from benchd.daemon.sampling.sources import Metered
+from benchd.daemon.sampling.sources import PowerMeter
 from benchd.daemon.sampling.sources.ina3221 import MODULE_RAILS, RESET_PERIOD_S, Ina3221
 
 EIO = "/proc/self/mem"  # nothing is mapped at 0
@@ -45,7 +45,7 @@ def test_each_rail_is_volts_times_amps(board, tmp_path):
 @pytest.mark.parametrize("name", ["orin_nano", "orin_nx"])
 def test_the_total_of_a_module_with_an_input_rail_is_that_rail(name, tmp_path):
     sampler = available(Ina3221(build(tmp_path, BOARDS[name])))
-    assert isinstance(sampler, Metered)
+    assert isinstance(sampler, PowerMeter)
     first, *parts = sampler.power_sources()
     assert (first.rail, first.scope, first.total) == ("VDD_IN", "module input VDD_IN", True)
     assert [(part.rail, part.total) for part in parts] == [("VDD_CPU_GPU_CV", False), ("VDD_SOC", False)]

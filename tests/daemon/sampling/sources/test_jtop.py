@@ -19,7 +19,7 @@ from machines import write
 from simulations import slow
 from waiting import WAIT_S, wait_for
 
-from benchd.daemon.sampling.sources import Metered
+from benchd.daemon.sampling.sources import PowerMeter
 from benchd.daemon.sampling.sources.jtop import (
     BRIDGE,
     INTERVAL_S,
@@ -90,14 +90,14 @@ def values(samples):
 @pytest.fixture
 def jtop():
     """A maker of samplers that are closed at the end."""
-    made = []
+    samplers = []
 
     def make(python):
-        made.append(Jtop(python))
-        return made[-1]
+        samplers.append(Jtop(python))
+        return samplers[-1]
 
     yield make
-    for sampler in made:
+    for sampler in samplers:
         sampler.close()
 
 
@@ -395,9 +395,9 @@ def test_everything_the_service_knows(served, jtop):
     until_available(sampler)
     samples, _ = eventually(sampler, some)
     assert all(begin_ns < sample.t_ns < time.monotonic_ns() + UPTIME_GRAIN_NS for sample in samples)
-    found = values(samples)
-    assert found.pop(("memory_used_bytes", "")) > 2**20
-    assert found == {
+    by_metric = values(samples)
+    assert by_metric.pop(("memory_used_bytes", "")) > 2**20
+    assert by_metric == {
         ("power_w", "VDD_IN"): 12.0,
         ("power_w", "VDD_CPU_GPU_CV"): 4.0,
         ("power_w", "VDD_SOC"): 3.0,
@@ -410,7 +410,7 @@ def test_everything_the_service_knows(served, jtop):
         ("fan_speed_rpm", "pwmfan0"): 1234,
         ("nvpmodel_id", "15W"): 0,
     }
-    assert isinstance(sampler, Metered)
+    assert isinstance(sampler, PowerMeter)
     assert [(source.rail, source.scope, source.total, source.period_s) for source in sampler.power_sources()] == [
         ("VDD_IN", "module input VDD_IN", True, INTERVAL_S),
         ("VDD_CPU_GPU_CV", "rail VDD_CPU_GPU_CV", False, INTERVAL_S),

@@ -30,9 +30,9 @@ THOR = {
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    made = FakeNvml(tmp_path_factory.mktemp("nvml"))
-    yield made
-    made.close()
+    library = FakeNvml(tmp_path_factory.mktemp("nvml"))
+    yield library
+    library.close()
 
 
 @pytest.fixture
@@ -59,14 +59,14 @@ def values(child):
 
 def until(child, done):
     """Return the samples up to the first tick of which `done(samples, failure)` holds, and its failure."""
-    deadline, seen = time.monotonic() + WAIT_S, []
+    deadline, all_samples = time.monotonic() + WAIT_S, []
     while time.monotonic() < deadline:
         samples, failure = child.sample()
-        seen += samples
-        if done(seen, failure):
-            return seen, failure
+        all_samples += samples
+        if done(all_samples, failure):
+            return all_samples, failure
         time.sleep(0.005)
-    raise AssertionError(f"not in {WAIT_S} s; the last samples: {seen[-5:]}, {failure}")
+    raise AssertionError(f"not in {WAIT_S} s; the last samples: {all_samples[-5:]}, {failure}")
 
 
 def counter(samples):
@@ -81,11 +81,11 @@ def test_what_a_desktop_card_gives(fake):
     fake.set(throttle=0x24, pids=f"{os.getpid()},{INIT},{ELSEWHERE},0")
     with started(fake) as child:
         child.ask(f"watch {os.getpid()}")
-        found = values(child)
+        by_metric = values(child)
         sources = child.ask("power_sources")
-    powers = {rail: found.pop(("power_w", rail)) for rail in ("gpu", "gpu_average", "gpu_history")}
+    powers = {rail: by_metric.pop(("power_w", rail)) for rail in ("gpu", "gpu_average", "gpu_history")}
     assert powers == pytest.approx(dict.fromkeys(powers, 50.0), abs=0.01)
-    assert found == {
+    assert by_metric == {
         ("gpu_clock_hz", ""): 1980e6,
         ("gpu_memory_clock_hz", ""): 9501e6,
         ("gpu_throttle_reasons", ""): 0x24,
@@ -108,10 +108,10 @@ def test_the_periods_are_measured(fake):
     """Ten times as long for the counter: a machine that is held up for long enough reads both as longer."""
     fake.set(tick_s=0.1, power_tick_s=0.01)
     with started(fake) as child:
-        found = {(s["metric"], s["rail"]): s["period_s"] for s in child.ask("power_sources")}
-    assert found["energy_counter_j", "gpu"] > 0.09
-    assert 0.005 < found["power_w", "gpu"] < found["energy_counter_j", "gpu"]
-    assert found["power_w", "gpu_history"] == pytest.approx(0.01, rel=0.01)
+        periods_s = {(s["metric"], s["rail"]): s["period_s"] for s in child.ask("power_sources")}
+    assert periods_s["energy_counter_j", "gpu"] > 0.09
+    assert 0.005 < periods_s["power_w", "gpu"] < periods_s["energy_counter_j", "gpu"]
+    assert periods_s["power_w", "gpu_history"] == pytest.approx(0.01, rel=0.01)
 
 
 def test_changes_of_the_counter_are_stamped_when_they_came(fake):
@@ -150,10 +150,10 @@ def test_what_a_card_does_not_support_is_not_claimed(fake):
         **{f"field__{AVERAGE}__0": 3},
     )
     with started(fake) as child:
-        found = values(child)
+        by_metric = values(child)
         sources = child.ask("power_sources")
-    assert [rail for metric, rail in found if metric == "power_w"] == ["gpu"]
-    assert ("gpu_clock_hz", "") not in found
+    assert [rail for metric, rail in by_metric if metric == "power_w"] == ["gpu"]
+    assert ("gpu_clock_hz", "") not in by_metric
     assert [(source["metric"], source["rail"]) for source in sources] == [("power_w", "gpu")]
 
 

@@ -29,8 +29,8 @@ def test_a_thor_reads_its_module_s_input_and_no_usb_supply(tmp_path):
 def test_jtop_is_read_where_its_service_runs_and_its_rails_check_those_of_the_board(tmp_path):
     root = jetson_trees.build(tmp_path, jetson_trees.ORIN_NANO)
     machines.write(root, {"run/jtop.sock": ""})
-    shown = present("cuda", root=root)
-    assert shown.index("ina3221") < shown.index("devfreq") < shown.index("jtop")
+    names = present("cuda", root=root)
+    assert names.index("ina3221") < names.index("devfreq") < names.index("jtop")
     board, jtop = Ina3221(root), Jtop()
     assert board.unavailable() is None
     jtop._first = _Reading(1.0, 0.5, ("VDD_IN", 5.9), [])
@@ -53,6 +53,6 @@ def test_a_desktop_s_best_power_source_is_that_of_the_device(tmp_path, device, u
 
 
 def test_what_this_machine_shows_can_be_loaded():
-    shown = present("cpu")
-    assert "procfs" in shown
-    assert {load(name).name for name in shown} == set(shown) <= set(SAMPLERS)
+    names = present("cpu")
+    assert "procfs" in names
+    assert {load(name).name for name in names} == set(names) <= set(SAMPLERS)

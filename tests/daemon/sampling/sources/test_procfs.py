@@ -56,33 +56,33 @@ def test_shares_of_the_time_since_the_last_reading(orin):
     sampler = Reader(orin)
     #            user nice system idle iowait irq softirq steal
     set_cpu(orin, (30, 5, 10, 40, 10, 1, 2, 2))
-    found = sampler.read()
-    assert found["cpu_utilization_percent", ""] == pytest.approx(50.0)
-    assert found["cpu_steal_percent", ""] == pytest.approx(2.0)
+    by_metric = sampler.read()
+    assert by_metric["cpu_utilization_percent", ""] == pytest.approx(50.0)
+    assert by_metric["cpu_steal_percent", ""] == pytest.approx(2.0)
     set_cpu(orin, (30, 5, 10, 140, 10, 1, 2, 2))
     assert sampler.read()["cpu_utilization_percent", ""] == 0.0
 
 
 def test_clocks_of_clusters_and_their_mean_over_cpus(orin):
     write(orin, {"sys/devices/system/cpu/cpufreq/policy4/scaling_cur_freq": "729600\n"})
-    found = Reader(orin).read()
-    assert found["cpu_clock_hz", "policy0"] == 1036.8e6
-    assert found["cpu_clock_hz", "policy4"] == 729.6e6
-    assert found["cpu_clock_hz", ""] == pytest.approx((4 * 1036.8e6 + 2 * 729.6e6) / 6)
+    by_metric = Reader(orin).read()
+    assert by_metric["cpu_clock_hz", "policy0"] == 1036.8e6
+    assert by_metric["cpu_clock_hz", "policy4"] == 729.6e6
+    assert by_metric["cpu_clock_hz", ""] == pytest.approx((4 * 1036.8e6 + 2 * 729.6e6) / 6)
 
 
 def test_the_clock_of_a_cluster_that_is_switched_off_is_left_out(orin):
     write(orin, {"sys/devices/system/cpu/cpufreq/policy4/affected_cpus": "\n"})
-    found = Reader(orin).read()
-    assert {rail for metric, rail in found if metric == "cpu_clock_hz"} == {""}
+    by_metric = Reader(orin).read()
+    assert {rail for metric, rail in by_metric if metric == "cpu_clock_hz"} == {""}
     write(orin, {"sys/devices/system/cpu/cpufreq/policy0/scaling_cur_freq": "729600\n"})
     assert Reader(orin).read()["cpu_clock_hz", ""] == 729.6e6
 
 
 def test_clocks_from_cpuinfo_where_there_is_no_cpufreq(pc):
-    found = Reader(pc).read()
-    assert found["cpu_clock_hz", ""] == pytest.approx(3.0e9)
-    assert not [rail for metric, rail in found if rail]
+    by_metric = Reader(pc).read()
+    assert by_metric["cpu_clock_hz", ""] == pytest.approx(3.0e9)
+    assert not [rail for metric, rail in by_metric if rail]
 
 
 def test_a_file_of_many_records_is_read_to_its_end():
@@ -95,9 +95,9 @@ def test_a_file_of_many_records_is_read_to_its_end():
 def test_memory_that_only_some_kernels_tell_of(tmp_path):
     build(tmp_path, ORIN_NANO)
     set_cpu(tmp_path, ZERO)
-    found = Reader(tmp_path).read()
-    assert found["swap_used_bytes", ""] == 500000 * 1024
-    assert found["nvmap_used_bytes", ""] == 102400 * 1024
+    by_metric = Reader(tmp_path).read()
+    assert by_metric["swap_used_bytes", ""] == 500000 * 1024
+    assert by_metric["nvmap_used_bytes", ""] == 102400 * 1024
 
 
 def test_major_faults_are_a_rate(orin):
@@ -118,9 +118,9 @@ def test_the_watched_process_and_its_end(orin):
     assert ("process_rss_bytes", "") not in sampler.read()  # never was
     set_process(orin, 77, utime=10, stime=5, pages=300)
     sampler.watch(77)
-    found = sampler.read()
-    assert found["process_rss_bytes", ""] == 300 * PAGE_BYTES
-    assert ("process_cpu_percent", "") not in found
+    by_metric = sampler.read()
+    assert by_metric["process_rss_bytes", ""] == 300 * PAGE_BYTES
+    assert ("process_cpu_percent", "") not in by_metric
     set_process(orin, 77, utime=10, stime=5, pages=200)
     assert sampler.read()["process_cpu_percent", ""] == 0.0
     set_process(orin, 77, state="Z", pages=0)
@@ -136,9 +136,9 @@ def test_a_real_process_that_works_then_ends():
         child.stdin.write(b"\n")
         child.stdin.flush()
         child.stdout.readline()
-        found = sampler.read()
-        assert found["process_cpu_percent", ""] > 0.0
-        assert found["process_rss_bytes", ""] > 2**20
+        by_metric = sampler.read()
+        assert by_metric["process_cpu_percent", ""] > 0.0
+        assert by_metric["process_rss_bytes", ""] > 2**20
         child.stdin.close()
         child.wait()
         assert ("process_rss_bytes", "") not in sampler.read()
@@ -157,8 +157,8 @@ def test_the_real_machine():
     before = time.monotonic_ns()
     samples = list(procfs.sample())
     after = time.monotonic_ns()
-    found = {sample.metric for sample in samples}
-    assert {"memory_available_bytes", "swap_used_bytes", "process_rss_bytes"} <= found
+    metrics = {sample.metric for sample in samples}
+    assert {"memory_available_bytes", "swap_used_bytes", "process_rss_bytes"} <= metrics
     assert all(before <= sample.t_ns <= after and sample.source == "procfs" for sample in samples)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from machines import write
 
-from benchd.daemon.sampling.sources import Metered
+from benchd.daemon.sampling.sources import PowerMeter
 from benchd.daemon.sampling.sources.rapl import Rapl
 
 RANGE_UJ = 262143328850
@@ -93,7 +93,7 @@ def test_parts_and_the_platform_are_in_no_sum(tmp_path):
     assert {(source.source, source.metric, source.period_s) for source in sources} == {
         ("rapl", "energy_counter_j", 1e-3)
     }
-    assert isinstance(Rapl(tmp_path), Metered)
+    assert isinstance(Rapl(tmp_path), PowerMeter)
 
 
 def test_packages_are_summed(tmp_path):

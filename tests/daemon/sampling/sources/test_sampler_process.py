@@ -209,7 +209,7 @@ def test_ticks_whose_time_has_passed_are_left_out(fake):
         while longest_ns < 0.1e9:
             batches.append(msgspec.json.decode(sampler.stdout.readline(), type=Batch))
             ticks = [tick for batch in batches for tick in batch.ticks_ns]
-            longest_ns = max((later - one for one, later in pairwise(ticks)), default=0)
+            longest_ns = max((later - earlier for earlier, later in pairwise(ticks)), default=0)
         sampler.stdin.close()
         assert sampler.wait(WAIT_S) == 0
     assert ticks == sorted(set(ticks))

@@ -12,8 +12,8 @@ NODE = f"sys/class/devfreq/{ORIN_NANO.gpu}"
 
 def masks(sampler):
     """The masks of the GPU and of the CPU."""
-    found = {sample.metric: int(sample.value) for sample in sampler.sample()}
-    return found["gpu_throttle_reasons"], found["cpu_throttle_reasons"]
+    by_metric = {sample.metric: int(sample.value) for sample in sampler.sample()}
+    return by_metric["gpu_throttle_reasons"], by_metric["cpu_throttle_reasons"]
 
 
 def cool(root, kind, level):

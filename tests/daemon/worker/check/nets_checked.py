@@ -29,7 +29,7 @@ def checked(folder: Path, corpus: str, name: str, variant: str, *, batch_size: i
 def verdict(folder: Path, corpus: str, name: str, variant: str, **fields: int) -> str:
     """Return the verdict and the note, or why the variant does not run."""
     try:
-        found = checked(folder, corpus, name, variant, **fields)
+        check_result = checked(folder, corpus, name, variant, **fields)
     except (BenchdError, ExportError) as error:
         return f"none: {error}"
-    return f"{found.verdict}: {found.note}"
+    return f"{check_result.verdict}: {check_result.note}"

@@ -90,19 +90,21 @@ def detector(answer=detected):
 
 def in_one_tensor(m, image):
     """Return what exporters write: corners, score and class in one tensor of floats (batch, 16, 6)."""
-    one = detected(m, image)
-    return torch.cat([one["boxes"], one["scores"][..., None], one["labels"][..., None].to(image.dtype)], 2)
+    detections = detected(m, image)
+    return torch.cat(
+        [detections["boxes"], detections["scores"][..., None], detections["labels"][..., None].to(image.dtype)], 2
+    )
 
 
 def suppressed(m, image):
     """Return the scores (batch, 16), 0 where an anchor overlaps one of a higher score."""
-    one = detected(m, image)
-    low, high = (one["boxes"] / 640).chunk(2, 2)  # areas in pixels are too large for fp16
+    detections = detected(m, image)
+    low, high = (detections["boxes"] / 640).chunk(2, 2)  # areas in pixels are too large for fp16
     inside = torch.minimum(high[:, :, None], high[:, None]) - torch.maximum(low[:, :, None], low[:, None])
     overlap, area = inside.clamp(min=0).prod(3), (high - low).prod(2)
     share = overlap / (area[:, :, None] + area[:, None] - overlap)
-    below = one["scores"][:, :, None] < one["scores"][:, None]
-    return one["scores"] * ~(below & (share > m.overlap)).any(2)
+    below = detections["scores"][:, :, None] < detections["scores"][:, None]
+    return detections["scores"] * ~(below & (share > m.overlap)).any(2)
 
 
 def with_suppression():
@@ -375,12 +377,12 @@ def rare_tags():
 
 def spoken(m, words):
     """Return five more words (batch, 5), each the most probable one after the last."""
-    state, said = m.table(words).mean(1), []
+    state, tokens = m.table(words).mean(1), []
     for _ in range(5):
         state = m.cell(m.table(words[:, -1]), state)
         words = m.head(m.gain * state).argmax(1, keepdim=True)
-        said.append(words)
-    return torch.cat(said, 1)
+        tokens.append(words)
+    return torch.cat(tokens, 1)
 
 
 def speaker():

@@ -31,7 +31,9 @@ def moved(exact, noise, seed):
 
 def judged(exact, observed, noisy, rule):
     """Judge answers against exact ones, of which these noisy ones are what rounding leaves."""
-    return agreement.judge(exact, observed, agreement.bounds(exact, [(exact, one) for one in noisy], rule), rule)
+    return agreement.judge(
+        exact, observed, agreement.bounds(exact, [(exact, observation) for observation in noisy], rule), rule
+    )
 
 
 def verdict(observed, *, noise=0.0, number_format="fp32", spiking=False, trained=True, exact=None, noisy_codes=()):
@@ -50,8 +52,8 @@ def test_int8_is_judged_by_classes_as_far_as_chance_does_not_explain_them(images
     scores = np.eye(CLASSES)[np.arange(images) % CLASSES]
     wrong = scores.copy()
     wrong[:differing] += 0.6 * np.eye(CLASSES)[(np.arange(differing) + 1) % CLASSES] - 0.5 * scores[:differing]
-    found = verdict(of(wrong), number_format="int8", exact=of(scores), noise=0.2)
-    assert (found.passed, found.argmax_disagreements) == (passed, differing)
+    check = verdict(of(wrong), number_format="int8", exact=of(scores), noise=0.2)
+    assert (check.passed, check.argmax_disagreements) == (passed, differing)
 
 
 def off_by(share, images=slice(None)):
@@ -77,10 +79,10 @@ def off_by(share, images=slice(None)):
 )
 def test_a_smooth_network_may_be_off_by_little_more_than_rounding(share, noise, number_format, passed):
     for images in (slice(None), slice(7, 8)):
-        found = verdict(off_by(share, images), noise=noise, number_format=number_format)
-        assert found.passed is passed
-        assert found.verdict == ("passed" if passed else "failed")
-        assert found.error_share == pytest.approx(share)
+        check = verdict(off_by(share, images), noise=noise, number_format=number_format)
+        assert check.passed is passed
+        assert check.verdict == ("passed" if passed else "failed")
+        assert check.error_share == pytest.approx(share)
 
 
 @pytest.mark.parametrize("number_format", ["fp32", "fp16", "bf16"])
@@ -101,10 +103,10 @@ def test_a_smooth_network_may_be_off_by_little_more_than_rounding(share, noise, 
 )
 def test_wrong_answers_fail_in_every_format(wrong, number_format, spiking):
     noise = {"fp32": 1e-7, "fp16": 1e-3, "bf16": 5e-3}[number_format]
-    found = verdict(wrong(drawn()), noise=noise, number_format=number_format, spiking=spiking)
-    assert found.verdict == "failed"
-    assert found.note
-    assert np.isfinite([found.max_abs_error, found.error_share, found.mean_error_share]).all()
+    check = verdict(wrong(drawn()), noise=noise, number_format=number_format, spiking=spiking)
+    assert check.verdict == "failed"
+    assert check.note
+    assert np.isfinite([check.max_abs_error, check.error_share, check.mean_error_share]).all()
 
 
 def test_answers_that_hardly_differ_are_told_apart_all_the_same():
@@ -115,15 +117,17 @@ def test_answers_that_hardly_differ_are_told_apart_all_the_same():
 
 def test_a_constant_output_beside_others_may_be_off_by_rounding():
     both = Observation({"output": drawn(), "anchors": np.full((IMAGES, 3), 7.0)}, None)
-    right, wrong = (Observation(both.outputs | {"anchors": np.full((IMAGES, 3), one)}, None) for one in (7.00001, 7.01))
+    right, wrong = (
+        Observation(both.outputs | {"anchors": np.full((IMAGES, 3), value)}, None) for value in (7.00001, 7.01)
+    )
     assert verdict(right, exact=both, noise=1e-6).passed
     assert not verdict(wrong, exact=both, noise=1e-6).passed
 
 
 def test_a_network_that_answers_all_inputs_alike_cannot_be_checked():
     constant = of(np.full((IMAGES, 3), 7.0))
-    found = verdict(np.full((IMAGES, 3), 7.0), exact=constant)
-    assert (found.verdict, found.note) == ("void", agreement.SAME_ANSWERS)
+    check = verdict(np.full((IMAGES, 3), 7.0), exact=constant)
+    assert (check.verdict, check.note) == ("void", agreement.SAME_ANSWERS)
     assert verdict(np.full((IMAGES, 3), 8.0), exact=constant).verdict == "failed"
 
 
@@ -136,24 +140,24 @@ def test_what_a_model_rules_out_with_an_infinity_has_to_be_ruled_out():
             np.roll(exact, 1, axis=0),
             np.where(exact < 0, -np.inf, exact),
         ):
-            found = verdict(wrong, exact=of(exact), noise=noise, number_format=number_format)
-            assert found.verdict == "failed"
-            assert np.isfinite([found.max_abs_error, found.error_share]).all()
+            check = verdict(wrong, exact=of(exact), noise=noise, number_format=number_format)
+            assert check.verdict == "failed"
+            assert np.isfinite([check.max_abs_error, check.error_share]).all()
 
 
 @pytest.mark.parametrize("values", [np.nan, np.full(CLASSES, np.inf)])
 def test_a_reference_that_is_not_finite_is_named(values):
     exact = drawn()
     exact[3, : np.size(values)] = values
-    found = verdict(exact, exact=of(exact))
-    assert found.verdict == "failed"
-    assert "not finite in float64 itself for 1 of 64: give different inputs or weights" in found.note
+    check = verdict(exact, exact=of(exact))
+    assert check.verdict == "failed"
+    assert "not finite in float64 itself for 1 of 64: give different inputs or weights" in check.note
 
 
 @pytest.mark.parametrize(("images", "passed"), [(2, True), (3, False)])
 def test_a_spike_may_carry_two_images_anywhere_in_float32(images, passed):
-    found = verdict(off_by(0.5, slice(images)), spiking=True)
-    assert (found.passed, found.images_off, found.images_off_allowed) == (passed, images, 2)
+    check = verdict(off_by(0.5, slice(images)), spiking=True)
+    assert (check.passed, check.images_off, check.images_off_allowed) == (passed, images, 2)
     assert not verdict(off_by(0.5, slice(1)), spiking=False).passed
 
 
@@ -161,27 +165,27 @@ def test_a_network_that_rounding_carries_far_off_is_allowed_more_such_images_wit
     exact = of(drawn())
     for noisy_images, allowed in ((0, 2), (2, 6), (6, 14), (30, 16)):
         noisy = [of(off_by(0.5, slice(noisy_images)))] * 2
-        found = judged(exact, of(off_by(0.5, slice(allowed))), noisy, SMOOTH)
-        assert found.images_off_allowed == (allowed if noisy_images else 0)
-        assert found.passed is (noisy_images > 0)
+        check = judged(exact, of(off_by(0.5, slice(allowed))), noisy, SMOOTH)
+        assert check.images_off_allowed == (allowed if noisy_images else 0)
+        assert check.passed is (noisy_images > 0)
 
 
 @pytest.mark.parametrize(("share", "passed"), [(0.199, True), (0.201, False)])
 def test_half_precision_of_spikes_is_held_against_the_mean_of_rounding(share, passed):
     noisy = of(off_by(0.2, slice(0, IMAGES, 2)))  # 0.1 on average, with a deviation of 0.1
-    found = judged(of(drawn()), of(off_by(share)), [noisy] * 2, Rule("bf16", spiking=True, trained=True))
-    assert found.passed is passed
-    assert found.tolerance == pytest.approx(0.2)
-    assert found.images_off_allowed == IMAGES, "the mean alone decides"
+    check = judged(of(drawn()), of(off_by(share)), [noisy] * 2, Rule("bf16", spiking=True, trained=True))
+    assert check.passed is passed
+    assert check.tolerance == pytest.approx(0.2)
+    assert check.images_off_allowed == IMAGES, "the mean alone decides"
 
 
 @pytest.mark.parametrize(("trained", "wanted"), [(False, "void"), (True, "failed")])
 @pytest.mark.parametrize("answers", [drawn, lambda: drawn(5)])
 def test_where_rounding_hides_which_image_was_answered_random_weights_are_void(answers, trained, wanted):
-    found = verdict(answers(), noise=0.3, number_format="bf16", spiking=True, trained=trained)
-    assert found.verdict == wanted
-    assert not found.passed
-    assert "rounding alone changes the output by" in found.note
+    check = verdict(answers(), noise=0.3, number_format="bf16", spiking=True, trained=trained)
+    assert check.verdict == wanted
+    assert not check.passed
+    assert "rounding alone changes the output by" in check.note
 
 
 def test_no_rounding_makes_numbers_that_are_not_finite_void():
@@ -208,14 +212,14 @@ def codes(flips, features=1000):
     ],
 )
 def test_codes_may_flip_as_rounding_flips_them(flips, noise, number_format, passed):
-    found = verdict(
+    check = verdict(
         of(drawn(), codes(flips)),
         exact=of(drawn(), codes(0)),
         noisy_codes=[codes(count) for count in noise],
         number_format=number_format,
         spiking=True,
     )
-    assert (found.passed, found.rule) == (passed, "codes")
+    assert (check.passed, check.rule) == (passed, "codes")
 
 
 def labels(differing=0, kind=np.int64):
@@ -238,9 +242,9 @@ def labels(differing=0, kind=np.int64):
 def test_whole_numbers_are_equal_or_not(differing, noisy, number_format, passed):
     """One of four labels of these images is another one, in the variant and in the noise."""
     exact, noise, observed = (Observation({"labels": labels(count)}, None) for count in (0, noisy, differing))
-    found = judged(exact, observed, [noise] * 2, Rule(number_format, spiking=False, trained=True))
-    assert found.passed is passed, found.note
-    assert found.argmax_disagreements is None
+    check = judged(exact, observed, [noise] * 2, Rule(number_format, spiking=False, trained=True))
+    assert check.passed is passed, check.note
+    assert check.argmax_disagreements is None
 
 
 def test_whole_numbers_beyond_the_precision_of_floats_are_compared():
@@ -267,9 +271,9 @@ def test_answers_smaller_than_what_is_allowed_are_told():
     ],
 )
 def test_answers_of_another_form_fail_in_words(observed, words):
-    found = verdict(observed, exact=of(drawn(), codes(0)), spiking=True)
-    assert found.verdict == "failed"
-    assert words in found.note
+    check = verdict(observed, exact=of(drawn(), codes(0)), spiking=True)
+    assert check.verdict == "failed"
+    assert words in check.note
 
 
 def test_every_output_is_judged_by_its_own_size():
@@ -297,9 +301,9 @@ def test_small_values_beside_large_ones_are_judged_by_their_own_size(number_form
 
     exact, rule = of(channels(large, axis=axis)), Rule(number_format, spiking=False, trained=True)
     noisy = [of(rounded(exact.outputs["output"]))]
-    found = judged(exact, of(channels(large, axis=axis, wrong=wrong)), noisy, rule)
-    assert found.verdict == "failed"
-    assert f"on average in channel 3 of axis {axis}" in found.note
+    check = judged(exact, of(channels(large, axis=axis, wrong=wrong)), noisy, rule)
+    assert check.verdict == "failed"
+    assert f"on average in channel 3 of axis {axis}" in check.note
     assert judged(exact, of(channels(large, axis=axis, wrong=rounded)), noisy, rule).passed
 
 
@@ -325,10 +329,10 @@ def test_a_class_that_peaks_in_few_images_is_no_fault(number_format):
     logits = 4 * draw.normal(size=(40, 200))
     jitter = [off * np.abs(logits).max() * draw.normal(size=logits.shape) / 3 for _ in range(3)]
     exact, rule = softmax(logits), Rule(number_format, spiking=False, trained=False)
-    limits = agreement.bounds(of(exact), [(of(exact), of(softmax(logits + one))) for one in jitter[:2]], rule)
+    limits = agreement.bounds(of(exact), [(of(exact), of(softmax(logits + noise))) for noise in jitter[:2]], rule)
     for rows in (slice(None), slice(8, 12), slice(12, 13)):
-        found = agreement.judge(of(exact[rows]), of(softmax(logits + jitter[2])[rows]), limits, rule)
-        assert found.passed, found.note
+        check = agreement.judge(of(exact[rows]), of(softmax(logits + jitter[2])[rows]), limits, rule)
+        assert check.passed, check.note
         assert not agreement.judge(of(exact[rows]), of(np.roll(exact, 1, axis=0)[rows]), limits, rule).passed
 
 
@@ -349,8 +353,8 @@ def test_of_a_thousand_channels_none_is_lost_because_two_draws_hardly_moved_it()
     for seed in range(40):
         exact, noisy, right = head(seed)
         lost_of_two += not judged(exact, right, noisy[:2], rule).passed
-        found = judged(exact, right, noisy, rule)
-        assert found.passed, found.note
+        check = judged(exact, right, noisy, rule)
+        assert check.passed, check.note
     assert lost_of_two  # what the further draws are for
 
 
@@ -375,9 +379,9 @@ def test_ties_are_counted_apart():
     scores[4] = scores[3]
     turned = scores.copy()
     turned[3, :2] = 9.0 + 1e-5, 9.0
-    found = verdict(turned, exact=of(scores))
-    assert (found.argmax_disagreements, found.ties, found.tie_disagreements) == (1, 2, 1)
-    assert (found.agreeing, found.decided) == (IMAGES - 2, IMAGES - 2)
+    check = verdict(turned, exact=of(scores))
+    assert (check.argmax_disagreements, check.ties, check.tie_disagreements) == (1, 2, 1)
+    assert (check.agreeing, check.decided) == (IMAGES - 2, IMAGES - 2)
 
 
 def test_the_classes_say_nothing_where_nearly_all_are_one():

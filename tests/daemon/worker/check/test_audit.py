@@ -16,7 +16,7 @@ from benchd.daemon.worker import steps, workload
 from benchd.daemon.worker.check import agreement, audit
 from benchd.daemon.worker.check import checking as check
 from benchd.daemon.worker.check.agreement import Observation, Rule
-from benchd.daemon.worker.check.audit import Expected
+from benchd.daemon.worker.check.audit import ExpectedAnswers
 from benchd.daemon.worker.child import StageClock
 from benchd.daemon.worker.scenarios import server
 from benchd.daemon.worker.structures import Tensors
@@ -97,10 +97,10 @@ def test_a_test_for_cached_answers_that_fails_costs_only_its_answer(tmp_path, mo
 def test_each_run_of_the_test_for_cached_answers_says_that_the_stage_goes_on(tmp_path, monkeypatch):
     """Ten runs of 12 s outlast the stage's deadline."""
     monkeypatch.setattr(server, "BEAT_S", 0.0)
-    said = []
-    monkeypatch.setattr(StageClock, "go_on", lambda self, done="": said.append(done))
+    progress = []
+    monkeypatch.setattr(StageClock, "go_on", lambda self, done="": progress.append(done))
     of_module(tmp_path)
-    assert said.count("") >= 10
+    assert progress.count("") >= 10
 
 
 STEADY, LOADED = [100] * 8, [80] * 3 + [100] * 5
@@ -188,10 +188,10 @@ def test_of_many_answers_a_bounded_sample_of_the_whole_section_is_kept():
     sample, counter = steps.AuditSample([0]), torch.zeros(1)
     for _ in range(4000):
         sample.keep(0, counter.add_(1))
-    kept = sorted(answer.item() for _, answer in sample.answers)
-    assert len(kept) == steps.SAMPLE_ANSWERS
-    assert kept[0] < 200 < 3800 < kept[-1]
-    assert len(set(kept)) == len(kept)
+    sampled = sorted(answer.item() for _, answer in sample.answers)
+    assert len(sampled) == steps.SAMPLE_ANSWERS
+    assert sampled[0] < 200 < 3800 < sampled[-1]
+    assert len(set(sampled)) == len(sampled)
     sample.clear()
     for _ in range(9):
         sample.keep(0, torch.zeros(steps.SAMPLE_BYTES // 8))
@@ -204,7 +204,7 @@ def expected(noise=0.0, **fields):
     exact, rule = Observation({"output": answers}, None), Rule("fp32", spiking=False, trained=True)
     limits = agreement.bounds(exact, [(exact, Observation({"output": answers * (1 + noise)}, None))], rule)
     right = {0: {"output": answers[:2]}, 1: {"output": answers[2:]}}
-    return Expected(right, right, torch.zeros(0), [], 2, limits, rule, None)
+    return ExpectedAnswers(right, right, torch.zeros(0), [], 2, limits, rule, None)
 
 
 def passed_check(**fields):
@@ -216,8 +216,8 @@ def passed_check(**fields):
 def test_one_wrong_answer_of_a_batch_is_enough_whatever_the_check_s_own_error(value, passed):
     answers = [(0, torch.tensor([[1.0], [2.0]])), (1, torch.tensor([[3.0], [value]]))]
     for error in (0.0, 1e99):
-        found = audit.audited(passed_check(error_share=error, max_abs_error=error), expected(), answers)
-        assert (found.passed, found.audited) == (passed, 4)
+        check_result = audit.audited(passed_check(error_share=error, max_abs_error=error), expected(), answers)
+        assert (check_result.passed, check_result.audited) == (passed, 4)
 
 
 def test_a_check_that_failed_keeps_its_own_words():
@@ -317,11 +317,11 @@ def test_an_output_without_a_batch_dimension_is_as_in_the_check(tmp_path, batch_
     ids=["right", "off", "absent", "larger"],
 )
 def test_each_path_of_an_answer_is_audited(answer, words):
-    one = {"a": np.array([[1.0], [2.0]]), "loss": np.array(3.0)}
-    exact, rule = Observation({"a": one["a"], "loss": np.array([3.0])}, None), Rule("fp32", False, True)
-    right = Expected(
-        {0: one}, {0: one}, torch.zeros(0), [], 2, agreement.bounds(exact, [(exact, exact)], rule), rule, None
+    answers = {"a": np.array([[1.0], [2.0]]), "loss": np.array(3.0)}
+    exact, rule = Observation({"a": answers["a"], "loss": np.array([3.0])}, None), Rule("fp32", False, True)
+    right = ExpectedAnswers(
+        {0: answers}, {0: answers}, torch.zeros(0), [], 2, agreement.bounds(exact, [(exact, exact)], rule), rule, None
     )
-    found = audit.audited(passed_check(), right, [(0, Tensors(answer))])
-    assert found.passed is not bool(words)
-    assert words in found.note
+    check_result = audit.audited(passed_check(), right, [(0, Tensors(answer))])
+    assert check_result.passed is not bool(words)
+    assert words in check_result.note

@@ -45,17 +45,17 @@ def checked(folder, forward, times=1.0):
     ],
 )
 def test_the_operation_at_which_float32_and_float64_part_is_named(forward, operation, tmp_path):
-    found = checked(tmp_path, forward)
-    assert not found.passed
-    assert found.note.endswith(
+    check_result = checked(tmp_path, forward)
+    assert not check_result.passed
+    assert check_result.note.endswith(
         f"the model's own operation {operation} is the first that differs between float32 and float64"
     )
 
 
 def test_the_model_is_not_blamed_for_a_variant_that_is_off(tmp_path):
-    found = checked(tmp_path, SCORES + "torch.relu(scores)", times=1.1)
-    assert found.verdict == "failed"
-    assert "the model" not in found.note
+    check_result = checked(tmp_path, SCORES + "torch.relu(scores)", times=1.1)
+    assert check_result.verdict == "failed"
+    assert "the model" not in check_result.note
 
 
 @pytest.mark.parametrize(

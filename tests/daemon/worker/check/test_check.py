@@ -59,15 +59,15 @@ def test_other_answers_show_in_the_projections_and_another_way_to_the_same_ones_
         "same": "images = (images.double() * 3 / 3).to(images)",
         "other": "images = images * 1.5",
     }
-    found = {}
+    projections = {}
     for name, forward in forwards.items():
         (folder := tmp_path / name).mkdir()
         result = checked(job(folder, module=user_module(folder, build="torch.manual_seed(0)", forward=forward)))
         assert result.passed, name
-        found[name] = np.array(result.projections)
-    assert found["base"].shape == (4,)
-    np.testing.assert_allclose(found["same"], found["base"], rtol=1e-9)
-    assert np.linalg.norm(found["other"] - found["base"]) > 0.1 * np.linalg.norm(found["base"])
+        projections[name] = np.array(result.projections)
+    assert projections["base"].shape == (4,)
+    np.testing.assert_allclose(projections["same"], projections["base"], rtol=1e-9)
+    assert np.linalg.norm(projections["other"] - projections["base"]) > 0.1 * np.linalg.norm(projections["base"])
 
 
 def test_each_output_has_projections_of_its_own(tmp_path):
@@ -97,12 +97,12 @@ def test_a_second_process_of_a_run_has_exact_answers_of_its_own_where_something_
     """A variable is in no hash, and the exact answers of the first process are kept for the run."""
     read = "images = images * float(getattr(os, 'environ')['SCALE'])"
     a_job = job(tmp_path, module=user_module(tmp_path, build="torch.manual_seed(0)", forward=read))
-    found = []
+    projections = []
     for scale in ("1", "1", "2"):
         monkeypatch.setenv("SCALE", scale)
-        found.append(checked(a_job).projections)
-    assert found[0] == found[1]
-    assert found[2] != pytest.approx(found[0], rel=0.01)
+        projections.append(checked(a_job).projections)
+    assert projections[0] == projections[1]
+    assert projections[2] != pytest.approx(projections[0], rel=0.01)
 
 
 def test_as_many_images_of_a_folder_are_checked_as_asked_for(tmp_path):
@@ -146,9 +146,9 @@ def test_the_neurons_codes_are_compared_image_by_image(tmp_path, encoding):
 
 
 def one_not_a_number(run, *inputs):
-    found = run(*inputs).clone()
-    found[1] = torch.nan
-    return found
+    outputs = run(*inputs).clone()
+    outputs[1] = torch.nan
+    return outputs
 
 
 @pytest.fixture(scope="module")
@@ -159,9 +159,9 @@ def shared(tmp_path_factory):
 
 def last_is_garbage(run, *inputs):
     """Answer the last image of a batch as if it were another, as a kernel does whose last block is never written."""
-    found = run(*inputs).clone()
-    found[-1] = found[-1].roll(1)
-    return found
+    outputs = run(*inputs).clone()
+    outputs[-1] = outputs[-1].roll(1)
+    return outputs
 
 
 @pytest.mark.parametrize(
@@ -174,37 +174,37 @@ def last_is_garbage(run, *inputs):
     ],
 )
 def test_one_place_of_the_batch_that_is_always_off_fails(shared, variant, batch_size):
-    found = checked(onepass(shared, variant=Variant.parse(variant), batch_size=batch_size), run=last_is_garbage)
-    assert found.verdict == "failed"
+    check_result = checked(onepass(shared, variant=Variant.parse(variant), batch_size=batch_size), run=last_is_garbage)
+    assert check_result.verdict == "failed"
     assert (
         variant == "bf16"
-        or f"the answer at position {batch_size - 1} of the batch is off for most of 12 images" in found.note
+        or f"the answer at position {batch_size - 1} of the batch is off for most of 12 images" in check_result.note
     )
 
 
 def some_are_garbage(run, *inputs):
     """Answer about two images in sixty as others, wherever they stand in the batch."""
-    found = run(*inputs).clone()
+    outputs = run(*inputs).clone()
     for place, image in enumerate(inputs[0]):
         if int(16 * image.sum().item()) % 47 == 0:
-            found[place] = found[place].roll(1)
-    return found
+            outputs[place] = outputs[place].roll(1)
+    return outputs
 
 
 def test_images_that_are_off_and_that_no_rounding_moves_fail(shared):
-    found = checked(onepass(shared, variant=Variant.parse("custom"), batch_size=8), run=some_are_garbage)
-    assert 0 < found.images_off <= found.images_off_allowed
-    assert found.verdict == "failed"
-    assert "but its float64 answer does not move that far in 16 draws of 4 times its rounding" in found.note
+    check_result = checked(onepass(shared, variant=Variant.parse("custom"), batch_size=8), run=some_are_garbage)
+    assert 0 < check_result.images_off <= check_result.images_off_allowed
+    assert check_result.verdict == "failed"
+    assert "but its float64 answer does not move that far in 16 draws of 4 times its rounding" in check_result.note
 
 
 def as_own_file(folder):
     """Return a job of the trained net's exported file as a user's own, which does not tell that it has thresholds."""
-    made = onepass(folder, 4, variant=Variant.parse("onnxruntime"))
-    build_and_load(made)
-    (file,) = Path(made.artifacts).rglob("*.onnx")
-    limits = msgspec.structs.replace(made.limits, check_images=32)
-    own = job(folder, model="own.net", variant=made.case.variant, limits=limits)
+    base_job = onepass(folder, 4, variant=Variant.parse("onnxruntime"))
+    build_and_load(base_job)
+    (file,) = Path(base_job.artifacts).rglob("*.onnx")
+    limits = msgspec.structs.replace(base_job.limits, check_images=32)
+    own = job(folder, model="own.net", variant=base_job.case.variant, limits=limits)
     return changed(own, onnx=str(file), options={})
 
 
@@ -216,10 +216,10 @@ def rounded_otherwise(run, images):
 
 def test_a_file_of_a_spiking_net_is_judged_as_a_network_with_thresholds(tmp_path):
     a_job = as_own_file(tmp_path)
-    found = checked(a_job, run=rounded_otherwise)
-    assert (found.verdict, found.reference) == ("passed", "float32")
-    assert found.note == truth.OF_FILE.format("the file itself")
-    assert found.images_off <= found.images_off_allowed > 0
+    check_result = checked(a_job, run=rounded_otherwise)
+    assert (check_result.verdict, check_result.reference) == ("passed", "float32")
+    assert check_result.note == truth.OF_FILE.format("the file itself")
+    assert check_result.images_off <= check_result.images_off_allowed > 0
     assert checked(a_job, run=last_is_garbage).verdict == "failed"
 
 
@@ -234,18 +234,18 @@ def test_an_unseen_input_at_a_threshold_is_excused_and_a_wrong_answer_to_it_is_n
     edge = built.reference()(unseen.double())[0, 0].item()
     a_job = job(tmp_path, module=user_module(tmp_path, forward=NEAR.format(threshold=edge)))
     built, loaded = build_and_load(a_job)
-    seen = check.check_and_answers(built, loaded, a_job)
-    assert seen.check.verdict == "passed"
+    checked_answers = check.check_and_answers(built, loaded, a_job)
+    assert checked_answers.check.verdict == "passed"
 
     def across(images):
         """Answer the input at the threshold as from its other side."""
-        found = loaded.run(images)
-        is_near = (found[:, :1] % 1 - edge % 1).abs() < 1e-5
-        return torch.where(is_near, found - 1 if found[0, 0] > edge + 0.5 else found + 1, found) + wrong
+        outputs = loaded.run(images)
+        is_near = (outputs[:, :1] % 1 - edge % 1).abs() < 1e-5
+        return torch.where(is_near, outputs - 1 if outputs[0, 0] > edge + 0.5 else outputs + 1, outputs) + wrong
 
     answering = dataclasses.replace(loaded, run=across)
-    found = audit.audited_fresh(seen.check, seen.expected, answering)
-    assert found.passed is passed, found.note
+    audited = audit.audited_fresh(checked_answers.check, checked_answers.expected, answering)
+    assert audited.passed is passed, audited.note
 
 
 def test_a_deep_spiking_net_of_random_weights_is_void_in_half_precision(shared):
@@ -258,12 +258,12 @@ def test_a_deep_spiking_net_of_random_weights_is_void_in_half_precision(shared):
 def test_the_reference_is_kept_and_a_damaged_one_is_made_again(tmp_path):
     a_job = job(tmp_path, module=user_module(tmp_path))
     first = checked(a_job)
-    before = {kept: kept.read_bytes() for kept in references(a_job)}
+    before = {path: path.read_bytes() for path in references(a_job)}
     assert len(before) == 2  # the exact answers, and what rounding does to them
-    for kept, content in before.items():
-        kept.write_bytes(content[: len(content) // 2])
+    for path, content in before.items():
+        path.write_bytes(content[: len(content) // 2])
     assert checked(a_job) == first
-    assert [len(kept.read_bytes()) for kept in before] == [len(content) for content in before.values()]
+    assert [len(path.read_bytes()) for path in before] == [len(content) for content in before.values()]
 
 
 def references(a_job):

@@ -28,8 +28,8 @@ from benchd.daemon.worker.check import golden
     ],
 )
 def test_infinities_of_a_mask_are_right_where_they_are_the_same(answer, exact, off):
-    found = golden._off({"y": np.array(answer)}, np.array(exact), "y")
-    np.testing.assert_array_equal(found, off)
+    mask = golden._off({"y": np.array(answer)}, np.array(exact), "y")
+    np.testing.assert_array_equal(mask, off)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def each(names, variants):
 
 # faults that docs/measuring.md names by these words
 NAMED = {
-    "Such a check cannot detect a change smaller than the rounding error": each(
+    "It cannot detect a change smaller than the rounding error": each(
         "gelu_by_tanh sums_in_half_precision rounded_to_tenths", "fp16 bf16"
     )
     | each("probability_of_one_class_zero", "fp16 bf16")
@@ -53,9 +53,9 @@ def some(names, variants, step):
 
 def judged(folder, corpus, name, variant, **fields):
     """Return the verdict, or `none` where the variant refuses the net, and the note."""
-    found = verdict(folder, corpus, name, variant, **fields)
-    sys.stdout.write(f"{name:36} {variant:16} {found}\n")
-    return found.partition(":")[0], found
+    line = verdict(folder, corpus, name, variant, **fields)
+    sys.stdout.write(f"{name:36} {variant:16} {line}\n")
+    return line.partition(":")[0], line
 
 
 def is_right(folder, name, variant, **fields):

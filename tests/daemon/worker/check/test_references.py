@@ -58,6 +58,6 @@ def test_the_oldest_make_room(tmp_path, monkeypatch, limit_bytes):
     monkeypatch.setattr(references, "LIMIT_BYTES", limit_bytes)
     for number in range(3):
         facts = {"number": number, "format": "npz"}
-        kept = references.kept(tmp_path, facts, lambda number=number: {"outputs": np.array([number])})
-        assert kept["outputs"] == number
+        reference = references.kept(tmp_path, facts, lambda number=number: {"outputs": np.array([number])})
+        assert reference["outputs"] == number
     assert len(list(tmp_path.glob("*/model.*"))) == (1 if limit_bytes == 1 else 3)

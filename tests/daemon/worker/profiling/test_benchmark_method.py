@@ -8,21 +8,21 @@ from benchd.daemon.worker.profiling.work import open_work
 
 def test_a_step_is_timed_without_a_profiler_as_often_as_asked_for(tmp_path):
     runs = 101  # of 10 ms each, more than the least time
-    found = benchmark.run(open_work(own_job(tmp_path, forward="time.sleep(0.01)", runs=runs)))
-    assert (found.step.runs, found.forward.runs) == (runs, runs)
-    assert 1e7 <= found.step.min_ns <= found.step.median_ns <= found.step.max_ns
-    assert 0 < found.step.low_ns <= found.step.median_ns <= found.step.high_ns
-    assert found.throughput_per_s <= 2 / 0.01
-    assert found.backward is None
-    assert found.overhead is not None
+    timings = benchmark.run(open_work(own_job(tmp_path, forward="time.sleep(0.01)", runs=runs)))
+    assert (timings.step.runs, timings.forward.runs) == (runs, runs)
+    assert 1e7 <= timings.step.min_ns <= timings.step.median_ns <= timings.step.max_ns
+    assert 0 < timings.step.low_ns <= timings.step.median_ns <= timings.step.high_ns
+    assert timings.throughput_per_s <= 2 / 0.01
+    assert timings.backward is None
+    assert timings.overhead is not None
 
 
 def test_forward_and_backward_are_timed_apart(tmp_path):
     backward = "images = images.requires_grad_(); images.register_hook(lambda grad: time.sleep(0.004))"
-    found = benchmark.run(open_work(own_job(tmp_path, workload="train", forward=backward)))
-    assert found.forward.runs == found.backward.runs >= 3
-    assert found.backward.median_ns >= 4e6
-    assert found.step.median_ns >= 4e6
+    timings = benchmark.run(open_work(own_job(tmp_path, workload="train", forward=backward)))
+    assert timings.forward.runs == timings.backward.runs >= 3
+    assert timings.backward.median_ns >= 4e6
+    assert timings.step.median_ns >= 4e6
 
 
 def test_no_plain_step_follows_a_profiled_one(tmp_path, capsys):

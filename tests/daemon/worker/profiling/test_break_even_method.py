@@ -17,12 +17,12 @@ VARIANTS = ["eager", pytest.param("custom", marks=needs_integers)]
 def test_it_sweeps_both_nets_of_the_same_weights(tmp_path, variant):
     torch.set_num_threads(1)
     work = open_work(profile_job(tmp_path, model="snn_stbif_resnet18", variant=variant, batch=1, options=SMALL))
-    made = break_even.run(work)
-    assert made.ann == f"qann_resnet18,{variant},b1,width=8,threads=1"
-    assert [point.rate for point in made.points] == list(break_even.RATES)
-    assert {len(point.ns) for point in [*made.points, made.own]} == {len(made.own.ann_ns)} == {3}
-    assert all(("c" in point.kernels or "_" in point.kernels) == (variant == "custom") for point in made.points)
-    assert 0 < made.own.rate < 1
+    sweep = break_even.run(work)
+    assert sweep.ann == f"qann_resnet18,{variant},b1,width=8,threads=1"
+    assert [point.rate for point in sweep.points] == list(break_even.RATES)
+    assert {len(point.ns) for point in [*sweep.points, sweep.own]} == {len(sweep.own.ann_ns)} == {3}
+    assert all(("c" in point.kernels or "_" in point.kernels) == (variant == "custom") for point in sweep.points)
+    assert 0 < sweep.own.rate < 1
     assert not any(module._forward_hooks for module in work.module.modules())
 
 
@@ -31,7 +31,7 @@ def test_each_layer_emits_the_rate_and_the_height_that_was_drawn(tmp_path, varia
     work = open_work(profile_job(tmp_path, model="snn_stbif_resnet18", variant=variant, batch=1, options=SMALL))
     emitters, before = work.module.emitters(), work.forward()
     assert len(emitters) == len(work.module.neurons())
-    drawn, left = break_even._Drawn(work.module, work.forward), {}
+    drawn, left = break_even._DrawnSpikes(work.module, work.forward), {}
     with drawn, torch.inference_mode():
         drawn.draw(0.3)
         hooks = [each.register_forward_hook(lambda each, _, out: left.update({each: out})) for each in emitters]

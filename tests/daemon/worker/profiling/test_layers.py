@@ -45,10 +45,10 @@ WORKS = {
 
 def work_of(module, images, **job):
     """Return the work on a module as it is."""
-    forward, asked = partial(module, images), profile_job(Path(), batch=len(images), **job)
+    forward, a_job = partial(module, images), profile_job(Path(), batch=len(images), **job)
     device = torch.device("cpu")
     return Work(
-        module=module, images=images, device=device, labels=None, job=asked, facts=None, step=forward, forward=forward
+        module=module, images=images, device=device, labels=None, job=a_job, facts=None, step=forward, forward=forward
     )
 
 
@@ -87,24 +87,28 @@ def profiled(request, run_of):
 
 def test_a_runtime_that_times_its_own_layers_is_believed():
     """A layer inside a loop is reported at each turn; the names are the runtime's, and no module is looked at."""
-    asked = []
+    calls = []
 
     def layer_times(runs, images):
-        asked.append((runs, images.shape))
+        calls.append((runs, images.shape))
         rows = [[("conv + relu", 0.5 + run / 10), ("body", 0.25), ("body", 0.25)] for run in range(runs)]
         return [[LayerRun(*row) for row in run] for run in rows]
 
     work = work_of(nn.Flatten(), torch.rand(2, 3), variant="tensorrt")
     work.layer_times = layer_times
-    found = layers.run(work)
-    assert asked == [(5, work.images.shape)]
-    assert [(row.name, row.ns, row.low_ns, row.high_ns) for row in found.layers] == [
+    layer_profile = layers.run(work)
+    assert calls == [(5, work.images.shape)]
+    assert [(row.name, row.ns, row.low_ns, row.high_ns) for row in layer_profile.layers] == [
         ("conv + relu", pytest.approx(7e5), pytest.approx(5e5), pytest.approx(9e5)),
         ("body", 5e5, 5e5, 5e5),
     ]
-    assert sum(row.share for row in found.layers) == pytest.approx(1)
-    assert (found.components, found.timed_by, found.synchronised_ns) == ([], "tensorrt", pytest.approx(1.2e6))
-    assert found.fused_ns > 0
+    assert sum(row.share for row in layer_profile.layers) == pytest.approx(1)
+    assert (layer_profile.components, layer_profile.timed_by, layer_profile.synchronised_ns) == (
+        [],
+        "tensorrt",
+        pytest.approx(1.2e6),
+    )
+    assert layer_profile.fused_ns > 0
 
 
 def top(rows):
@@ -116,40 +120,42 @@ def names(rows):
 
 
 def test_the_shares_of_each_breakdown_are_the_whole_and_those_of_a_group_its_own(profiled):
-    _, found = profiled
-    assert sum(row.share for row in found.components) == pytest.approx(1 if found.components else 0, abs=0.005)
-    assert sum(row.share for row in top(found.layers)) == pytest.approx(1, abs=0.005)
-    for group in found.layers:
-        parts = [row for row in found.layers if row.parent == group.name]
+    _, layer_profile = profiled
+    assert sum(row.share for row in layer_profile.components) == pytest.approx(
+        1 if layer_profile.components else 0, abs=0.005
+    )
+    assert sum(row.share for row in top(layer_profile.layers)) == pytest.approx(1, abs=0.005)
+    for group in layer_profile.layers:
+        parts = [row for row in layer_profile.layers if row.parent == group.name]
         if parts:
             assert sum(part.ns for part in parts) == pytest.approx(group.ns)
             assert sum(part.bytes or 0 for part in parts) == (group.bytes or 0)
 
 
 def test_names_tell_the_rows_apart_and_times_lie_within_their_runs(profiled):
-    _, found = profiled
-    assert len(set(names(found.layers))) == len(found.layers)
-    assert all(row.low_ns <= row.ns <= row.high_ns for row in [*found.components, *found.layers])
-    assert len(found.run_ns) == 5
-    assert min(found.run_ns) <= found.fused_ns <= max(found.run_ns)
-    assert found.variation > 0
+    _, layer_profile = profiled
+    assert len(set(names(layer_profile.layers))) == len(layer_profile.layers)
+    assert all(row.low_ns <= row.ns <= row.high_ns for row in [*layer_profile.components, *layer_profile.layers])
+    assert len(layer_profile.run_ns) == 5
+    assert min(layer_profile.run_ns) <= layer_profile.fused_ns <= max(layer_profile.run_ns)
+    assert layer_profile.variation > 0
 
 
 @pytest.mark.parametrize("name", ["qann eager", "vim eager", "own"])
 def test_components_are_those_of_spiking_nets(run_of, name):
-    _, found = run_of(name)
-    assert not found.components
-    assert not any(component in note for (component, *_) in layers.COMPONENTS for note in found.notes)
+    _, layer_profile = run_of(name)
+    assert not layer_profile.components
+    assert not any(component in note for (component, *_) in layers.COMPONENTS for note in layer_profile.notes)
 
 
 @pytest.mark.parametrize("name", ["onepass eager", "onepass custom", "stbif eager", "stbif custom"])
 def test_a_component_without_work_is_nothing_and_the_notes_say_why(run_of, name):
-    _, found = run_of(name)
-    assert names(found.components) == [path[0] for path in layers.COMPONENTS]
-    idle = [row.name for row in found.components if row.ns == 0]
+    _, layer_profile = run_of(name)
+    assert names(layer_profile.components) == [path[0] for path in layers.COMPONENTS]
+    idle = [row.name for row in layer_profile.components if row.ns == 0]
     assert "Model_Reset" in idle
     assert "Model_Forward_Pass" not in idle
-    assert all(any(note.startswith(f"{name}: ") for note in found.notes) for name in idle)
+    assert all(any(note.startswith(f"{name}: ") for note in layer_profile.notes) for name in idle)
 
 
 def test_nothing_of_the_profiling_stays_behind(profiled):
@@ -160,20 +166,20 @@ def test_nothing_of_the_profiling_stays_behind(profiled):
 
 @pytest.mark.parametrize("name", ["stbif eager", "stbif custom"])
 def test_the_spiking_resnet_has_the_published_stages_with_their_blocks_and_layers(run_of, name):
-    _, found = run_of(name)
+    _, layer_profile = run_of(name)
     stages = ["Conv1_Block", "MaxPool", *(f"Layer{number}_ResBlocks" for number in (1, 2, 3, 4)), "Final_Layers"]
-    assert [name for name in names(top(found.layers)) if name in stages] == stages
-    assert {"other", "Time_Encoding", "Output_Processing", *stages} == set(names(top(found.layers)))
-    by_parent = {row.name: row.parent for row in found.layers}
+    assert [name for name in names(top(layer_profile.layers)) if name in stages] == stages
+    assert {"other", "Time_Encoding", "Output_Processing", *stages} == set(names(top(layer_profile.layers)))
+    by_parent = {row.name: row.parent for row in layer_profile.layers}
     assert by_parent["layer3.1"] == "Layer3_ResBlocks"
     assert by_parent["layer3.0.downsample.0"] == by_parent["layer3.0.relu2"] == "layer3.0"
-    assert names(found.loading) == ["QANN_Creation", "SNN_Wrapper_Creation"]
-    assert sum(row.share for row in found.loading) == pytest.approx(1)
+    assert names(layer_profile.loading) == ["QANN_Creation", "SNN_Wrapper_Creation"]
+    assert sum(row.share for row in layer_profile.loading) == pytest.approx(1)
 
 
 def test_onepass_is_cut_at_each_of_its_layers(run_of):
-    _, found = run_of("onepass eager")
-    assert names(found.layers) == [
+    _, layer_profile = run_of("onepass eager")
+    assert names(layer_profile.layers) == [
         "Time_Encoding",
         "conv1",
         "Input_Reshaping",
@@ -190,19 +196,25 @@ def test_onepass_is_cut_at_each_of_its_layers(run_of):
 
 @pytest.mark.parametrize("name", ["vim eager", "vim custom"])
 def test_a_layer_of_vim_is_cut_at_its_kernels_whichever_run(run_of, name):
-    _, found = run_of(name)
+    _, layer_profile = run_of(name)
     parts = ["norm", "in_proj", "conv1d", "x_proj", "scan", "out_proj"]
     for layer in ("layers.0", "layers.2"):  # the last computes one token by a path of its own
-        own = [row for row in found.layers if row.parent == layer]
+        own = [row for row in layer_profile.layers if row.parent == layer]
         assert names(own) == [f"{layer}.{part}" for part in parts]
         assert all(row.x_of_floor > 0 for row in own)
-    assert names(top(found.layers)) == ["other", "patch_embed", *(f"layers.{n}" for n in range(3)), "norm_f", "head"]
+    assert names(top(layer_profile.layers)) == [
+        "other",
+        "patch_embed",
+        *(f"layers.{n}" for n in range(3)),
+        "norm_f",
+        "head",
+    ]
 
 
 def total_of(module, images):
     with torch.inference_mode():
-        found = costs.count(module, lambda: module(images), len(images), segments.of(module))
-    return costs.total(cost for _, cost in found)
+        counts = costs.count(module, lambda: module(images), len(images), segments.of(module))
+    return costs.total(cost for _, cost in counts)
 
 
 # the operations of two images in eight steps that no part has
@@ -223,10 +235,10 @@ POOL_AND_SHORTCUTS = 2 * 8 * (8 * 16 * 8**2 + 2 * sum(width * side**2 for width,
 )
 def test_the_parts_of_a_net_cost_what_the_formula_of_the_whole_says(model, kernels, options, elsewhere, also):
     module = build(model, kernels=kernels, **options)
-    found, whole = total_of(module, torch.rand(2, *module.input_shape)), cost(model, options, 2, "fp32", "inference")
-    assert found.matrix_flops == whole.matrix_flops
-    assert found.elementwise_flops == whole.elementwise_flops - elsewhere
-    assert getattr(found, also) == getattr(whole, also)
+    total, whole = total_of(module, torch.rand(2, *module.input_shape)), cost(model, options, 2, "fp32", "inference")
+    assert total.matrix_flops == whole.matrix_flops
+    assert total.elementwise_flops == whole.elementwise_flops - elsewhere
+    assert getattr(total, also) == getattr(whole, also)
 
 
 class Slow(nn.Module):
@@ -256,10 +268,10 @@ class Own(nn.Module):
 
 
 def test_what_no_module_of_a_users_net_does_is_named_where_it_happens():
-    found = layers.run(work_of(Own(), torch.rand(4, 4)))
-    by_name = {row.name: row for row in found.layers}
-    assert names(top(found.layers)) == ["other", "blocks.0", "blocks.1", "head"]
-    assert names(row for row in found.layers if row.parent == "blocks.1") == [
+    layer_profile = layers.run(work_of(Own(), torch.rand(4, 4)))
+    by_name = {row.name: row for row in layer_profile.layers}
+    assert names(top(layer_profile.layers)) == ["other", "blocks.0", "blocks.1", "head"]
+    assert names(row for row in layer_profile.layers if row.parent == "blocks.1") == [
         "blocks.1 other",
         "blocks.1.first",
         "blocks.1.second",
@@ -288,8 +300,8 @@ class Wrapped(nn.Module):
 
 
 def test_products_below_the_second_level_and_of_no_module_are_counted_as_torch_makes_them():
-    found = layers.run(work_of(Wrapped(Wrapped(Attention())), torch.rand(2, 3, 8)))
-    (row,) = [row for row in found.layers if row.name == "inner.inner"]
+    layer_profile = layers.run(work_of(Wrapped(Wrapped(Attention())), torch.rand(2, 3, 8)))
+    (row,) = [row for row in layer_profile.layers if row.name == "inner.inner"]
     assert row.flops == 2 * 2 * (3 * 8 * 8 + 5 * 8 * 3 * 3 + 5 * 8 * 3)
 
 
@@ -340,8 +352,8 @@ def test_what_only_passes_its_input_on_moves_nothing():
 
 
 def test_a_table_is_read_by_its_rows():
-    found = total_of(Wrapped(nn.Embedding(1000, 8)), torch.zeros(2, 5, dtype=torch.int64))
-    assert (found.bytes, found.parameters_bytes) == (10 * 8 + 2 * 10 * 8 * 4, 0)
+    total = total_of(Wrapped(nn.Embedding(1000, 8)), torch.zeros(2, 5, dtype=torch.int64))
+    assert (total.bytes, total.parameters_bytes) == (10 * 8 + 2 * 10 * 8 * 4, 0)
 
 
 def inside(ranges, name):
@@ -378,13 +390,13 @@ def test_what_has_no_layers_of_its_own_is_refused_with_the_reason(variant, workl
 
 @pytest.mark.parametrize("name", ["onepass eager", "stbif eager"])
 def test_the_sparsity_is_that_of_each_layer_and_population(run_of, name):
-    work, found = run_of(name)
-    rows = {row.name: row for row in found.sparsity}
+    work, layer_profile = run_of(name)
+    rows = {row.name: row for row in layer_profile.sparsity}
     modules = dict(work.module.named_modules())
     for neuron in work.module.neurons():
-        (row,) = (row for row in found.sparsity if modules[row.name] is neuron)
+        (row,) = (row for row in layer_profile.sparsity if modules[row.name] is neuron)
         assert 0 < row.activation <= 1  # so few steps leave a population silent
         assert row.connection is None
     layer = next(name for name, module in modules.items() if isinstance(module, torch.nn.Linear))
-    assert any(0 < (row.activation or 0) < 1 for row in found.sparsity)
+    assert any(0 < (row.activation or 0) < 1 for row in layer_profile.sparsity)
     assert (rows[layer].connection, rows[layer].activation) == (0.0, None)

@@ -48,10 +48,10 @@ def test_what_each_allocation_is_for():
         annotations=[annotation("enumerate(DataLoader)#x", 10, 5), annotation("nn.Module: Net", 20, 20)],
         operators=[operator("autograd::engine::evaluate_function: MmBackward0", 50, 8), operator("aten::empty", 21, 2)],
     )
-    found = table_of(traced, [HeldMemory(address=77, bytes=10, category="parameters")], {5})
-    assert found.timeline[0].by_category["parameters"] == 10
-    assert found.peak_bytes == 10 + 100 + 200 + 800 + 1600 + 3200
-    assert found.peak_by_category == {
+    usage = table_of(traced, [HeldMemory(address=77, bytes=10, category="parameters")], {5})
+    assert usage.timeline[0].by_category["parameters"] == 10
+    assert usage.peak_bytes == 10 + 100 + 200 + 800 + 1600 + 3200
+    assert usage.peak_by_category == {
         "parameters": 10,
         "inputs": 100,
         "activations": 200,
@@ -59,8 +59,8 @@ def test_what_each_allocation_is_for():
         "temporaries": 3200,
         "other": 800,
     }
-    assert found.timeline[-1].by_category["activations"] == 0
-    assert [(each.bytes, each.category, each.module, each.operator) for each in found.largest][-3:] == [
+    assert usage.timeline[-1].by_category["activations"] == 0
+    assert [(each.bytes, each.category, each.module, each.operator) for each in usage.largest][-3:] == [
         (400, "temporaries", "Net", None),
         (200, "activations", "Net", "aten::empty"),
         (100, "inputs", None, None),
@@ -69,8 +69,8 @@ def test_what_each_allocation_is_for():
 
 def test_memory_of_before_that_is_given_back():
     traced = made([event(10, 1, -50), event(20, 2, -30), event(30, 3, 5)])
-    found = table_of(traced, [HeldMemory(address=1, bytes=50, category="inputs")])
-    assert [(point.t_ns, point.by_category["inputs"], point.by_category["other"]) for point in found.timeline] == [
+    usage = table_of(traced, [HeldMemory(address=1, bytes=50, category="inputs")])
+    assert [(point.t_ns, point.by_category["inputs"], point.by_category["other"]) for point in usage.timeline] == [
         (0, 50, 30),
         (10_000, 0, 30),
         (20_000, 0, 0),
@@ -81,9 +81,9 @@ def test_memory_of_before_that_is_given_back():
 def test_a_long_course_keeps_its_peak():
     ups = [event(2 * i, 1000 + i, 1 + 5000 * (i == 331)) for i in range(400)]
     downs = [event(2 * i + 1, 1000 + i, -1) for i in range(400)]
-    found = table_of(made([*ups, *downs]))
-    assert len(found.timeline) <= memory.POINTS + 1
-    assert max(sum(point.by_category.values()) for point in found.timeline) == found.peak_bytes == 5001
+    usage = table_of(made([*ups, *downs]))
+    assert len(usage.timeline) <= memory.POINTS + 1
+    assert max(sum(point.by_category.values()) for point in usage.timeline) == usage.peak_bytes == 5001
 
 
 def test_a_step_without_an_allocation_is_told():
@@ -93,25 +93,25 @@ def test_a_step_without_an_allocation_is_told():
 
 def test_a_real_forward_pass(tmp_path):
     work = open_work(profile_job(tmp_path, options={"time_steps": 2}))
-    found = memory.run(work)
-    assert found.peak_by_category["parameters"] == sum(each.nbytes for each in work.module.parameters())
-    assert found.peak_by_category["inputs"] == work.images.nbytes + work.labels.nbytes
-    assert found.peak_bytes == sum(found.peak_by_category.values())
-    assert found.peak_by_category["gradients"] == 0
+    usage = memory.run(work)
+    assert usage.peak_by_category["parameters"] == sum(each.nbytes for each in work.module.parameters())
+    assert usage.peak_by_category["inputs"] == work.images.nbytes + work.labels.nbytes
+    assert usage.peak_bytes == sum(usage.peak_by_category.values())
+    assert usage.peak_by_category["gradients"] == 0
     convolution = 4 * 2 * 64 * 32 * 32  # the largest output: float32, two images
-    assert max(each.bytes for each in found.largest if each.module == "Conv2d") == convolution
-    assert (found.snapshot, list(work.missing)) == (None, ["snapshot"])
+    assert max(each.bytes for each in usage.largest if each.module == "Conv2d") == convolution
+    assert (usage.snapshot, list(work.missing)) == (None, ["snapshot"])
 
 
 def test_a_real_training_step_holds_the_gradients_of_its_parameters(tmp_path):
     work = open_work(own_job(tmp_path, workload="train"))
-    found = memory.run(work)
-    last = found.timeline[-1].by_category
+    usage = memory.run(work)
+    last = usage.timeline[-1].by_category
     assert (last["parameters"], last["gradients"]) == (FC_BYTES, FC_BYTES)
     assert last["inputs"] == BATCH_BYTES + work.labels.nbytes
 
 
 def test_a_real_evaluation_counts_the_batch_that_it_loads(tmp_path):
     work = open_work(own_job(tmp_path, workload="eval"))
-    found = memory.run(work)
-    assert found.peak_by_category["inputs"] >= 2 * BATCH_BYTES
+    usage = memory.run(work)
+    assert usage.peak_by_category["inputs"] >= 2 * BATCH_BYTES

@@ -98,30 +98,30 @@ def counted(network, images, precision="fp32"):
 def test_synaptic_operations_equal_a_count_of_every_spike_and_tap(images, kernels):
     network = converted(kernels)
     inputs, _ = watched(network, images)
-    found = counted(network, images)
+    by_module = counted(network, images)
     read = [each for each in network.synapses() if each.receives == "spikes"]
     assert len(read) == 3
     for each in read:
         arrived = inputs[each.module]
         assert arrived.any()
-        assert found[each.module].operations * IMAGES == operations(each.layer, arrived)
+        assert by_module[each.module].operations * IMAGES == operations(each.layer, arrived)
     assert any((inputs[each.module] < 0).any() for each in read)
 
 
 def test_a_layer_that_reads_plain_values_multiplies_and_has_no_synaptic_operations(network, images):
-    found = counted(network, images)
+    by_module = counted(network, images)
     first, *_, last = network.synapses()
-    assert found[first.module].operations is found[last.module].operations is None
+    assert by_module[first.module].operations is by_module[last.module].operations is None
     taps = operations(first.layer, torch.ones(1, 3, 9, 9))
-    assert found[first.module].energy_j == pytest.approx(taps * 4.6e-12)
-    assert found[last.module].energy_j == pytest.approx(5 * 2 * 4.6e-12)
+    assert by_module[first.module].energy_j == pytest.approx(taps * 4.6e-12)
+    assert by_module[last.module].energy_j == pytest.approx(5 * 2 * 4.6e-12)
     second = network.synapses()[1].module
-    assert found[second].energy_j == pytest.approx(found[second].operations * 0.9e-12)
+    assert by_module[second].energy_j == pytest.approx(by_module[second].operations * 0.9e-12)
 
 
 def test_a_spike_is_wasted_that_reaches_no_synapse_or_cancels_another(network, images):
     _, outputs = watched(network, images)
-    found = counted(network, images)
+    by_module = counted(network, images)
     reasons = Counter()
     for neuron, reader in zip(network.neurons(), network.synapses()[1:], strict=True):
         wasted = Counter()
@@ -133,7 +133,7 @@ def test_a_spike_is_wasted_that_reaches_no_synapse_or_cancels_another(network, i
                 wasted["unread"] += int(own.abs().sum())
             else:
                 wasted["cancelled"] += int(own.abs().sum()) - abs(int(own.sum()))
-        assert found[neuron].wasted * IMAGES == wasted.total()
+        assert by_module[neuron].wasted * IMAGES == wasted.total()
         reasons += wasted
     assert reasons.keys() == {"unread", "cancelled"}
 
@@ -147,14 +147,14 @@ def test_the_spikes_of_a_pool_are_those_of_the_neurons_before_it():
     inputs, _ = watched(network, images)
     hook.remove()
     fired = lif(currents[0], decay=0.95)
-    found = counted(network, images)
-    assert found[network.lif1].fired * IMAGES == float(fired.sum()) > 0
-    assert found[network.lif1].rate == pytest.approx(float(fired.mean()))
-    assert found[network.lif1].wasted == 0
+    by_module = counted(network, images)
+    assert by_module[network.lif1].fired * IMAGES == float(fired.sum()) > 0
+    assert by_module[network.lif1].rate == pytest.approx(float(fired.mean()))
+    assert by_module[network.lif1].wasted == 0
     counts = (inputs[network.conv2] * 4).sum(0)
     each = torch.tensor([[reached(network.conv2, row, column, 16) for column in range(16)] for row in range(16)])
-    assert found[network.conv2].operations * IMAGES == float((counts * each).sum())
-    assert found[network.fc1].operations * IMAGES == float((inputs[network.fc1] * 4).sum()) * 256
+    assert by_module[network.conv2].operations * IMAGES == float((counts * each).sum())
+    assert by_module[network.fc1].operations * IMAGES == float((inputs[network.fc1] * 4).sum()) * 256
 
 
 def test_figures_are_of_one_image(network, images):

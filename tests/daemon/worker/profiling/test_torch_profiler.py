@@ -22,19 +22,19 @@ def profile_of(job, folder):
 
 def test_an_evaluation_of_a_spiking_net(tmp_path):
     job = profile_job(tmp_path, workload="eval", options={"time_steps": 2})
-    found = profile_of(job, tmp_path)
-    modules = {row.name: row for row in found.modules}
+    profile = profile_of(job, tmp_path)
+    modules = {row.name: row for row in profile.modules}
     assert (modules["OnePass"].calls, modules["CrossEntropyLoss"].calls, modules["Linear"].calls) == (2, 2, 4)
     assert modules["OnePass"].host_ns > modules["Linear"].host_ns
-    assert [step.number for step in found.steps] == [1, 2]
-    for step in found.steps:
+    assert [step.number for step in profile.steps] == [1, 2]
+    for step in profile.steps:
         assert sum(step.by_category.values()) == step.duration_ns
         assert step.by_category["data_loader"] > 0
         assert step.by_category["cpu"] > 0
         assert step.by_category["kernel"] == 0
-    calls = {row.name: row.calls for row in found.operators}
+    calls = {row.name: row.calls for row in profile.operators}
     assert (calls["aten::conv2d"], calls["aten::item"]) == (4, 2)
-    with gzip.open(tmp_path / found.trace) as file:
+    with gzip.open(tmp_path / profile.trace) as file:
         assert json.load(file)["traceEvents"]
 
 
@@ -46,8 +46,8 @@ def test_a_wait_of_benchd_s_own_ends_each_step_in_a_range(workload, waits, tmp_p
 
 
 def test_a_compiled_model_is_one_range(tmp_path):
-    found = profile_of(own_job(tmp_path, variant="compile"), tmp_path)
-    assert [(row.name, row.calls) for row in found.modules] == [("Net", 2)]
+    profile = profile_of(own_job(tmp_path, variant="compile"), tmp_path)
+    assert [(row.name, row.calls) for row in profile.modules] == [("Net", 2)]
 
 
 def test_ranges_end_with_the_profile_and_with_a_call_that_raises(tmp_path):
@@ -91,11 +91,11 @@ def test_a_loop_of_ones_own(tmp_path):
         for _ in range(5):
             model(images).sum().item()
             profiler.step()
-    found = msgspec.json.decode((tmp_path / "out" / "profile.json").read_bytes(), type=TorchProfile)
-    assert [step.number for step in found.steps] == [1, 2]
-    assert {row.name: row.calls for row in found.modules} == {"Sequential": 2, "Linear": 2, "ReLU": 2}
-    assert {row.name: row.calls for row in found.operators}["aten::item"] == 2
-    assert len(trace.read(tmp_path / "out" / found.trace).steps) == 2
+    profile = msgspec.json.decode((tmp_path / "out" / "profile.json").read_bytes(), type=TorchProfile)
+    assert [step.number for step in profile.steps] == [1, 2]
+    assert {row.name: row.calls for row in profile.modules} == {"Sequential": 2, "Linear": 2, "ReLU": 2}
+    assert {row.name: row.calls for row in profile.operators}["aten::item"] == 2
+    assert len(trace.read(tmp_path / "out" / profile.trace).steps) == 2
 
 
 def test_a_folder_with_a_profile_is_left_as_it_is(tmp_path):

@@ -33,25 +33,25 @@ def test_a_forward_step_runs_the_model_on_its_batch(tmp_path):
 
 def test_an_evaluation_goes_through_the_pool_and_begins_again(tmp_path):
     work = open_work(own_job(tmp_path, workload="eval", batch=100))
-    seen = []
-    work.module.register_forward_pre_hook(lambda module, given: seen.append(given[0].sum().item()))
+    sums = []
+    work.module.register_forward_pre_hook(lambda module, given: sums.append(given[0].sum().item()))
     for _ in range(4):
         work.step()
-    assert len(set(seen)) == 2  # 256 images are two batches
-    assert seen[:2] == seen[2:]
+    assert len(set(sums)) == 2  # 256 images are two batches
+    assert sums[:2] == sums[2:]
 
 
 def test_training_leaves_the_gradients_of_one_batch(tmp_path):
     work = open_work(own_job(tmp_path, workload="train"))
     for _ in range(2):
         work.step()
-    found = work.module.fc.weight.grad.clone()
+    gradient = work.module.fc.weight.grad.clone()
     work.module.zero_grad()
     work.loss(work.module(work.images), work.labels).backward()
-    torch.testing.assert_close(found, work.module.fc.weight.grad)
+    torch.testing.assert_close(gradient, work.module.fc.weight.grad)
     work.forward()
     work.backward()
-    torch.testing.assert_close(found, work.module.fc.weight.grad)
+    torch.testing.assert_close(gradient, work.module.fc.weight.grad)
 
 
 def test_mixed_precision_runs_as_it_is_deployed(tmp_path):
@@ -82,5 +82,5 @@ def test_a_model_of_several_inputs_and_answers_is_profiled(tmp_path, workload):
     assert [value.shape for value in work.images.named.values()] == [(2, 4), (2, 6)]
     for _ in range(2):
         work.step()
-    found = work.forward()
-    assert (found if workload == "train" else found["logits"]).shape == (2, 3)
+    outputs = work.forward()
+    assert (outputs if workload == "train" else outputs["logits"]).shape == (2, 3)
