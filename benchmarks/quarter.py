@@ -86,11 +86,11 @@ def main(
     """Run the stages that have not finished yet, and print the predicted values next to the measured ones."""
     if device == "cuda" and subprocess.run([sys.executable, "-c", HAS_CUDA], check=False).returncode:
         raise typer.BadParameter("torch finds no CUDA device here; see what runs without one with --device cpu --dry")
-    planned = list(stages(device, output, dry=dry))
+    by_name = {planned.name: planned for planned in stages(device, output, dry=dry)}
     for name in stage or []:
-        if name not in {s.name for s in planned}:
-            raise typer.BadParameter(f"unknown stage {name!r}; choose one of {', '.join(s.name for s in planned)}")
-    came_to = run([s for s in planned if not stage or s.name in stage], output, 60 * minutes)
+        if name not in by_name:
+            raise typer.BadParameter(f"unknown stage {name!r}; choose one of {', '.join(by_name)}")
+    came_to = run([by_name[name] for name in by_name if not stage or name in stage], output, 60 * minutes)
     typer.echo((output / "predictions.md").read_text())
     raise typer.Exit(int(any(status == "failed" for status in came_to.values())))
 

@@ -29,14 +29,6 @@ MEANINGS = {
 }
 """The meanings of those parts of a variant's name that are not the name of a runtime."""
 
-DOUBTS = {
-    "busy": "other programs ran, so the time may be far too long",
-    "jumps": "the time jumps between two levels",
-    "drifts": "the time drifts, so the interval may be too narrow",
-    "not warm": "the time was still changing when the warm-up had to end",
-}
-"""The meanings of the words beside a time."""
-
 NO_SENSOR = "no power sensor was read; run `benchd doctor` for the reason"
 
 
@@ -70,16 +62,14 @@ def terms(records: Sequence[Record], width: int) -> list[str]:
     timed = [record for record in records if record.timing]
     checks = [record.check for record in timed if record.check]
     parts = {part for record in timed for part in record.case.variant.label.split("-")}
+    doubted = set(map(doubts.short, timed))
     named = ", ".join(f"{part} is {meaning}" for part, meaning in MEANINGS.items() if part in parts)
     explanations = {
         f"variants: {named}": bool(named),
         "[95 %] or ±: where the true median lies with 95 % confidence": any(
             record.timing and record.timing.low_ms for record in timed
         ),
-        **{
-            f"{word}: {meaning}": any(doubts.short(record) == word for record in timed)
-            for word, meaning in DOUBTS.items()
-        },
+        **{f"{word}: {meaning}": word in doubted for word, (_, meaning) in doubts.SHORT.items()},
         "p99: 99 % of the runs are faster; needs 662 runs per process": width >= ALL_COLUMNS
         and any(record.timing and record.timing.p99_ms for record in timed),
         "check: the largest error against float64, as a share of the largest answer": bool(checks),

@@ -49,12 +49,12 @@ SLOWED = {*BUSY, "low_clock", "throttled"}
 """Flags of times that are longer than the machine's own at full clocks."""
 
 SHORT = {
-    "busy": BUSY.keys(),
-    "jumps": {"two_levels"},
-    "drifts": {"correlated_blocks"},
-    "not warm": {"warm_up_not_steady"},
+    "busy": (BUSY.keys(), "other programs ran, so the time may be far too long"),
+    "jumps": ({"two_levels"}, "the time jumps between two levels"),
+    "drifts": ({"correlated_blocks"}, "the time drifts, so the interval may be too narrow"),
+    "not warm": ({"warm_up_not_steady"}, "the time was still changing when the warm-up had to end"),
 }
-"""The words beside a time in a table, worst doubt first, and the flags they stand for."""
+"""The words beside a time in a table, worst doubt first: the flags that each stands for, and its meaning."""
 
 
 def of(record: Record, *, joules: bool = False) -> list[str]:
@@ -81,7 +81,7 @@ def mark(records: Iterable[Record]) -> str:
 
 def short(record: Record) -> str:
     """Return the word beside a time in a table for the worst doubt about it; empty if there is none."""
-    return next((word for word, flags in SHORT.items() if flags & set(record.flags)), "")
+    return next((word for word, (flags, _) in SHORT.items() if flags & set(record.flags)), "")
 
 
 def warning(records: Iterable[Record]) -> str | None:

@@ -5,7 +5,6 @@ in a fixed order and once in reverse, and is assigned the mean of the two effect
 """
 
 import math
-from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
@@ -145,7 +144,7 @@ class Bridging:
     def _measured(self, switches: Sequence[str]) -> FinishedComparison:
         parts = [self._parts[name] for name in switches]
         cases = [self._case_id, with_parts(self._case_id, (part for part in parts if isinstance(part, str)))]
-        fields = dict(ChainMap(*(part for part in parts if isinstance(part, dict))))
+        fields = {name: value for part in parts if isinstance(part, dict) for name, value in part.items()}
         request = replace(self.request, cases=cases, recipes=[Compare(), Compare(**fields)])
         line = self.comparing.pairs(f"ours with {', '.join(switches) or 'nothing changed'}", request, _decide, fields)
         if not line.ratios:

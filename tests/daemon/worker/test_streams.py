@@ -25,9 +25,8 @@ def test_each_stream_is_timed_and_they_overlap(tmp_path, variant):
     runs = [process.parts[f"stream_{number}"].runs for number in (1, 2, 3)]
     assert process.timing.runs == process.raw["total"].count == sum(runs)
     expected_runs = process.throughput_per_s * process.window.seconds / 2
-    at_ends = expected_runs - sum(
-        runs
-    )  # two streams have a run on each end of the window; a short one may end just there
+    # two streams have a run on each end of the window; a short one may end just there
+    at_ends = expected_runs - sum(runs)
     assert (1e-3 if variant == "eager" else -1e-6) < at_ends < 4
     assert process.blocks.stop_reason == "cap"
     assert process.timing.median_ms == pytest.approx(block_estimate(process.blocks.medians_ms)[0])
