@@ -155,9 +155,10 @@ release: $(TEST)  ## build wheel, sdist, checksums and notes in dist/release, an
 	$(call FIND_PYTHON,python3.13)
 	$(BIN)/python .ci/release.py "$$oldest" "$$python"
 
-bundle: wheel  ## collect everything for a Jetson without a network in dist/bundle-TARGET; TARGET=jetpack62 or jetpack72
+bundle:  ## collect everything for a Jetson without a network in dist/bundle-TARGET; TARGET=jetpack62 or jetpack72
 	@$(call FIND_PYTHON,$(if $(filter jetpack72,$(TARGET)),python3.12,python3.10))
-	"$$python" .ci/bundle.py "$(TARGET)" dist/benchd-*.whl
+	"$$python" -c '' 2>/dev/null || python=$(PYTHON)  # which is told what it lacks
+	"$$python" .ci/bundle.py "$(TARGET)"
 
 test-arm64:  ## set up, measure and test in an emulated 64-bit Arm Debian, as root, kept in ARM64=FOLDER; 1 to 4 hours, 4 GB
 	@.ci/arm64 "$(ARM64)" $(ARGS)

@@ -1,6 +1,6 @@
 """Collects what install.sh needs at a site without a network in dist/bundle-TARGET, laid out like a checkout.
 
-Usage: python3.10 .ci/bundle.py TARGET WHEEL. The Python version must be the target's, because pip evaluates conditional
+Usage: python3.10 .ci/bundle.py TARGET. The Python version must be the target's, because pip evaluates conditional
 requirements for its own. JETSON_INDEX, if set, provides the packages that only the board's index has.
 """
 
@@ -42,7 +42,7 @@ TORCH_REQUIRES = (
 
 def main() -> int:
     """Fill the bundle and print what it contains and lacks; return the exit status."""
-    name, wheel = sys.argv[1], Path(sys.argv[2])
+    name = sys.argv[1]
     target = TARGETS.get(name)
     if target is None:
         return _fail(f"no TARGET {name!r}; there is {', '.join(TARGETS)}")
@@ -50,11 +50,13 @@ def main() -> int:
         return _fail(f"{name} needs Python {target.python} here too: install it with pyenv or apt")
     bundle = ROOT / "dist" / f"bundle-{name}"
     shutil.rmtree(bundle, ignore_errors=True)
+    subprocess.run(["make", "wheel"], cwd=ROOT, check=True)
+    (wheel,) = (ROOT / "dist").glob("benchd-*.whl")
     _copy(bundle, target)
     _download(bundle / "wheels", target, wheel)
     lacking = _download_board(bundle / "wheels", target)
     _sum(bundle)
-    _report(bundle, lacking)
+    _report(bundle, lacking, f"TARGET={name} JETSON_INDEX={target.index}")
     return 0
 
 
@@ -117,7 +119,7 @@ def _sum(bundle: Path) -> None:
     (bundle / "SHA256SUMS").write_text("".join(lines))
 
 
-def _report(bundle: Path, lacking: list[str]) -> None:
+def _report(bundle: Path, lacking: list[str], settings: str) -> None:
     wheels = list((bundle / "wheels").glob("*.whl"))
     size = sum(wheel.stat().st_size for wheel in wheels) / 2**20
     sys.stdout.write(f"{bundle.relative_to(ROOT)}: {len(wheels)} wheels, {size:.1f} MiB\n")
@@ -125,7 +127,7 @@ def _report(bundle: Path, lacking: list[str]) -> None:
     if lacking:
         sys.stdout.write(
             f"Not in it: {', '.join(lacking)}. They come from the index of the board's JetPack, for a board that has "
-            "none of its own: make bundle JETSON_INDEX=URL\n"
+            f"none of its own: make bundle {settings}\n"
         )
 
 

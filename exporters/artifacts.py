@@ -442,7 +442,7 @@ def _describe(path: Path, facts: Mapping[str, Any], measured: Mapping[str, Any])
 def _machine() -> str:
     """Return the board's name if known, else the machine's architecture."""
     try:
-        return Path("/proc/device-tree/model").read_text().strip("\0\n ")
+        return Path("/proc/device-tree/model").read_bytes().decode(errors="replace").strip("\0\n ")
     except OSError:
         return f"{platform.system()} {platform.machine()}"
 

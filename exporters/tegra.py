@@ -67,13 +67,12 @@ def is_tegra(root: Path = Path("/")) -> bool:
     This is known from the device tree or the kernel: an unprivileged container cannot see the tree (jetson-gpio 73).
     """
     telling = (root / file for file in ("proc/device-tree/compatible", "proc/sys/kernel/osrelease"))
-    return any(file.exists() and b"tegra" in file.read_bytes() for file in telling)
+    return any("tegra" in _text(file) for file in telling)
 
 
 def l4t(root: Path = Path("/")) -> str:
     """Return the L4T version, such as "36.4.3"; empty if the board does not say, as in most containers."""
-    file = root / "etc/nv_tegra_release"
-    match = re.match(r"# R(\d+) \(release\), REVISION: ([\d.]+)", file.read_text() if file.exists() else "")
+    match = re.match(r"# R(\d+) \(release\), REVISION: ([\d.]+)", _text(root / "etc/nv_tegra_release"))
     return f"{match[1]}.{match[2]}" if match else ""
 
 
@@ -98,8 +97,7 @@ def release_of(version: str, system: str = "") -> tuple[Release, bool]:
 
 def release(root: Path = Path("/")) -> tuple[Release, bool]:
     """Return the release of this board; raises the errors of `release_of`."""
-    file = root / "etc/os-release"
-    system = re.search(r"^PRETTY_NAME=(.+)", file.read_text() if file.exists() else "", re.MULTILINE)
+    system = re.search(r"^PRETTY_NAME=(.+)", _text(root / "etc/os-release"), re.MULTILINE)
     return release_of(l4t(root), system[1] if system else "")
 
 
@@ -144,6 +142,11 @@ def remedy(package: Package, root: Path = Path("/")) -> str:
 def install_from(board_index: str, packages: str) -> str:
     """Return the command that installs these packages from a board's index, without their requirements."""
     return f"pip install --no-deps --index-url {board_index} {packages}"
+
+
+def _text(file: Path) -> str:
+    """Return the file's text, empty if there is no such file; a damaged one may contain anything."""
+    return file.read_bytes().decode(errors="replace") if file.exists() else ""
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -565,23 +565,6 @@ def test_what_makes_no_sense_is_refused_with_the_reason(site, arguments, why):
     assert site.files() == {}
 
 
-@pytest.mark.parametrize(
-    ("target", "why"),
-    [
-        ("toaster", "no TARGET 'toaster'; there is jetpack62, jetpack72"),
-        pytest.param(
-            "jetpack62",
-            "jetpack62 needs Python 3.10 here too: install it with pyenv or apt",
-            marks=pytest.mark.skipif(sys.version_info[:2] == (3, 10), reason="this is the target's Python"),
-        ),
-    ],
-)
-def test_a_bundle_for_nothing_we_know_is_refused(target, why):
-    command = [sys.executable, ROOT / ".ci/bundle.py", target, "benchd.whl"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, f"benchd: {why}\n")
-
-
 def test_two_installs_at_once(site):
     site.home.mkdir(parents=True)
     with subprocess.Popen([program("flock"), site.home / ".lock", "cat"], stdin=subprocess.PIPE) as other:

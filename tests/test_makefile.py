@@ -102,6 +102,25 @@ def test_a_folder_that_is_no_environment_is_left_alone(make, tmp_path):
     assert letter.read_text() == "mine"
 
 
+OTHER_TARGET = ("jetpack62", "3.10") if sys.version_info[:2] != (3, 10) else ("jetpack72", "3.12")
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("toaster", "no TARGET 'toaster'; there is jetpack62, jetpack72"),
+        (OTHER_TARGET[0], "{} needs Python {} here too: install it with pyenv or apt".format(*OTHER_TARGET)),
+    ],
+)
+def test_a_bundle_that_cannot_be_made_is_refused_before_anything_is_built(make, tmp_path, target, why):
+    build = 'case "$*" in *" pip "*) echo built >&2; exit 9 ;; esac'
+    python = script(tmp_path / "python3", f'{build}; exec {sys.executable} "$@"')
+    for name in ("python3.10", "python3.12", "pyenv"):  # as a version manager's shim for what is not installed
+        script(tmp_path / name, "exit 127")
+    ended = make("bundle", f"TARGET={target}", f"PATH={tmp_path}:{os.environ['PATH']}", python=python)
+    assert [line for line in ended.stderr.splitlines() if "make" not in line] == [f"benchd: {why}"]
+
+
 def base_python_has_torch():
     look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
     python = Path(sys.base_prefix) / "bin" / f"python{VERSION}"

@@ -97,7 +97,7 @@ def test_from_a_flashed_board_to_a_message_on_the_broker(machine):
     measure, power, broker, service, messages, command = blocks()
     lines = measure.strip().splitlines()
     assert len(lines) == 3  # that a newcomer types to the first table
-    typed(machine, measure.replace("REPOSITORY", f"file://{ROOT}"), HOME)
+    typed(machine, measure.replace("REPOSITORY", f"file:///srv/{ROOT.name}"), HOME)
     assert machine.run("cat", "/run/installed") == "install git g++ python3-venv python3-dev\n"
     linked = machine.run("sh", "-c", f"ls {HOME}/benchd/.venv/lib/python3*/site-packages/torch/lib")
     assert {"libnvpl_blas.so.0", "libnvpl_lapack.so.0"} <= set(linked.split())

@@ -62,6 +62,20 @@ def test_a_container_that_hides_the_device_tree_is_known_by_its_kernel(tmp_path)
     assert not tegra.is_tegra(desktop(tmp_path / "desktop"))
 
 
+@pytest.mark.parametrize(
+    ("damaged", "jetpack"),
+    [
+        ("etc/nv_tegra_release", "6.2.2, assumed"),
+        ("etc/os-release", "6.1 to 6.2.1"),
+        ("proc/device-tree/compatible", "6.1 to 6.2.1"),
+    ],
+)
+def test_a_damaged_file_is_one_that_says_nothing(tmp_path, damaged, jetpack):
+    (board(tmp_path, "36.4.3") / damaged).write_bytes(b"# R36\xff\0")
+    assert tegra.is_tegra(tmp_path)
+    assert tegra.described(tmp_path).startswith(jetpack)
+
+
 @pytest.mark.parametrize(("release", "why"), [("36.3.0", "JetPack 6.0 "), ("35.4.1", "JetPack 5 or older ")])
 def test_a_jetpack_that_is_too_old_is_told_what_to_do(tmp_path, release, why):
     with pytest.raises(tegra.TooOld, match=f"{why}.*needs JetPack 6.1 or newer: (upgrade|flash)"):

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Boots systemd as the first process of namespaces of its own, on a copy of this machine's root that is kept in memory.
+# Boots systemd as the first process of namespaces of its own, on a copy of this machine's root, or of BENCHD_USERLAND, that is
+# kept in memory.
 #
 # Usage: unshare --mount --pid --fork --net --ipc --uts --cgroup tests/support/boot.sh FOLDER [SOURCE...]; each SOURCE is seen in the
 # booted machine under /srv, by its last name. Nothing outside changes: /sys and /proc/sys are read-only, and what could load
@@ -18,7 +19,7 @@ mount_root() {
     mount --make-rprivate /
     mount_memory "$folder"
     mkdir "$folder"/{changes,work,root}
-    mount -t overlay -o "lowerdir=/,upperdir=$folder/changes,workdir=$folder/work" overlay "$root"
+    mount -t overlay -o "lowerdir=${BENCHD_USERLAND:-/},upperdir=$folder/changes,workdir=$folder/work" overlay "$root"
 }
 
 mount_kernel() {

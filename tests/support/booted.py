@@ -14,7 +14,7 @@ from broker import program
 from waiting import WAIT_S
 
 BOOT = Path(__file__).parent / "boot.sh"
-SYSTEMD = Path("/lib/systemd/systemd")
+SYSTEMD = Path(os.environ.get("BENCHD_USERLAND") or "/", "lib/systemd/systemd")
 NAMESPACES = ("--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup")
 
 
