@@ -4,13 +4,14 @@ import os
 import sys
 import time
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 import msgspec
 
-from benchd.daemon.errors import BenchdError, Unsupported
+from benchd.daemon.errors import BenchdError, Unsupported, UsageError
 from benchd.daemon.measuring.protocol import Job, Message, Outcome, Stage, StageName
 from benchd.daemon.records import Stages, Status
 
@@ -51,6 +52,18 @@ def diagnose(error: Exception | SystemExit, job: Job | None = None) -> tuple[Sta
         return "failed", f"{where}out of memory: {text}"
     kind = "" if type(error).__module__.startswith("benchd.models.") else f"{type(error).__name__}: "
     return "failed", f"{where}{kind}{text}"  # benchd's own messages are clear without a class name
+
+
+@contextmanager
+def blaming(option: str, file: str) -> Iterator[None]:
+    """Raise UsageError, with the user's line, for an exception of the code in `file`, which was given as `option`."""
+    try:
+        yield
+    except BenchdError:
+        raise
+    except Exception as error:
+        where = _frame(error, Path(file).parent)
+        raise UsageError(f"{option}: {where}{type(error).__name__}: {_message(error)}") from error
 
 
 def _message(error: BaseException) -> str:

@@ -50,21 +50,22 @@ _MORE: dict[str, Callable[..., int]] = {
 # operations without products that are neither pointwise nor views
 _NO_PRODUCTS_NAMES = """
 _adaptive_avg_pool2d _adaptive_avg_pool3d _embedding_bag _fused_rms_norm _local_scalar_dense _log_softmax
-_native_batch_norm_legit _native_batch_norm_legit_no_training _pack_padded_sequence _pad_packed_sequence
-_safe_softmax _softmax _to_copy _unique2 _unsafe_index _unsafe_index_put _unsafe_view _upsample_bilinear2d_aa
-adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d all amax amin aminmax any arange argmax argmin argsort
-as_strided as_strided_copy avg_pool1d avg_pool2d avg_pool3d bernoulli bincount cat channel_shuffle clone col2im
-constant_pad_nd contiguous copy count_nonzero cumprod cumsum diag_embed embedding empty empty_like empty_strided eye
-fill flip full full_like gather glu grid_sampler_2d grid_sampler_3d hardsigmoid hardswish im2col index index_add
-index_copy index_put index_select isin item kthvalue lift_fresh lift_fresh_copy linspace logsumexp masked_fill
-masked_scatter masked_select max max_pool2d_with_indices max_pool3d_with_indices mean median min mode multinomial
-native_batch_norm native_dropout native_group_norm native_layer_norm new_empty new_empty_strided new_full new_ones
-new_zeros nms nonzero norm normal one_hot ones ones_like pixel_shuffle pixel_unshuffle prod rand rand_like randint
-randn randn_like randperm reflection_pad1d reflection_pad2d repeat repeat_interleave replication_pad1d
-replication_pad2d resize roll rot90 rsub scalar_tensor scatter scatter_add scatter_reduce searchsorted slice_scatter
-sort stack std std_mean sum topk tril triu unfold_copy uniform unique_consecutive unique_dim unsafe_chunk
-unsafe_split unsafe_split_with_sizes upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d
-upsample_nearest2d upsample_trilinear3d var var_mean zero zeros zeros_like
+_native_batch_norm_legit _native_batch_norm_legit_no_training _pack_padded_sequence _pad_packed_sequence _safe_softmax
+_softmax _to_copy _unique2 _unsafe_index _unsafe_index_put _unsafe_view _upsample_bilinear2d_aa adaptive_max_pool1d
+adaptive_max_pool2d adaptive_max_pool3d all amax amin aminmax any arange argmax argmin argsort as_strided
+as_strided_copy avg_pool1d avg_pool2d avg_pool3d bernoulli bincount cat cauchy channel_shuffle clone col2im
+constant_pad_nd contiguous copy count_nonzero cumprod cumsum diag_embed embedding empty empty_like empty_strided
+exponential eye fill fill_diagonal flip floor_divide full full_like gather geometric glu grid_sampler_2d
+grid_sampler_3d hardsigmoid hardswish im2col index index_add index_copy index_put index_select isin item kthvalue
+lift_fresh lift_fresh_copy linspace log_normal logsumexp masked_fill masked_scatter masked_select max
+max_pool2d_with_indices max_pool3d_with_indices mean median min mode multinomial native_batch_norm native_dropout
+native_group_norm native_layer_norm new_empty new_empty_strided new_full new_ones new_zeros nms nonzero norm normal
+one_hot ones ones_like pixel_shuffle pixel_unshuffle prod rand rand_like randint randn randn_like random randperm
+reflection_pad1d reflection_pad2d repeat repeat_interleave replication_pad1d replication_pad2d resize roll rot90 rsub
+scalar_tensor scatter scatter_add scatter_reduce searchsorted slice_scatter sort stack std std_mean sum topk tril triu
+unfold_copy uniform unique_consecutive unique_dim unsafe_chunk unsafe_split unsafe_split_with_sizes upsample_bicubic2d
+upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_trilinear3d var var_mean zero
+zeros zeros_like
 """
 _NO_PRODUCTS = frozenset(_NO_PRODUCTS_NAMES.split())
 
@@ -80,16 +81,24 @@ class _Counter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation and count it."""
         out = func(*args, **(kwargs or {}))
-        packet, name = func._overloadpacket, func._schema.name
+        operation = _out_of_place(func)
+        packet, name = operation._overloadpacket, operation._schema.name
         if packet in flop_registry:
             flops = int(flop_registry[packet](*args, **(kwargs or {}), out_val=out))
             self.matrix_flops += flops
             self.convolved_flops += flops if packet == _ATEN.convolution else 0
         elif name in _MORE:
             self.matrix_flops += _MORE[name](*args)
-        elif not (func.is_view or torch.Tag.pointwise in func.tags or _plain(name) in _NO_PRODUCTS):
+        elif not (func.is_view or torch.Tag.pointwise in operation.tags or _plain(name) in _NO_PRODUCTS):
             self.uncounted[name.removeprefix("aten::")] = None
         return out
+
+
+def _out_of_place(func: Any) -> Any:
+    """Return the operation whose result an in-place one writes, or the operation itself; their arguments are equal."""
+    namespace, _, name = func._schema.name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), name[:-1], None) if name.endswith("_") else None
+    return getattr(packet, func._overloadname, func)
 
 
 def _plain(name: str) -> str:

@@ -13,7 +13,6 @@ from benchd.daemon.records import Accuracy
 from benchd.daemon.verdicts import timings
 from benchd.daemon.worker import (
     accompanying,
-    counting,
     layer_times,
     metric,
     neurobench,
@@ -71,6 +70,9 @@ def _counted(model: Built, job: Job, outcome: Outcome) -> None:
     plain, example = model.workload.plain, model.workload.example(job.case.batch_size)
     is_own = job.case.model not in catalog.MODELS
     if is_own:
+        # torch's formulas import sympy, which a cold start must not wait for
+        from benchd.daemon.worker import counting  # noqa: PLC0415
+
         outcome.counted = counting.count(plain, example)
     if (is_own or shows_codes(plain)) and not job.onnx:
         try:

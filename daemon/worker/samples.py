@@ -22,6 +22,7 @@ from benchd.daemon.machine.sysfs import memory_bytes
 from benchd.daemon.measuring.user_inputs import FILES_OF_SAMPLES
 from benchd.daemon.records import DTYPES, InputSpec
 from benchd.daemon.worker import user_module
+from benchd.daemon.worker.child import blaming
 from benchd.daemon.worker.structures import Batch, Tensors, content, dtype_of
 from benchd.exporters.artifacts import sha256_of
 from benchd.models import data
@@ -78,8 +79,9 @@ class StoredItems:
 
     def refuse_untargeted(self) -> None:
         """Raise UsageError unless there is a target for each item, which a metric needs."""
-        if len(self.targets) != len(self):
-            has = f"{len(self)} items, but targets for {len(self.targets)}" if self.targets else "no targets"
+        count = sum(target is not None for target in self.targets)
+        if count != len(self) or len(self.targets) != count:
+            has = f"{len(self)} items, but targets for {count}" if count else "no targets"
             remedy = f"add an array {TARGETS!r} with one per item, or yield tuples (inputs, target)"
             raise UsageError(f"--metric: {self.spec} has {has}: {remedy}")
 
@@ -143,7 +145,8 @@ def open_samples(text: str) -> StoredItems:
         targets = arrays.pop(TARGETS, None)
         sha256 = sha256_of(Path(text))
     else:
-        items = list(_yielded(text, option))
+        with blaming(option, text.rpartition(":")[0]):
+            items = list(_yielded(text, option))
         (arrays, lengths), targets = _gathered([inputs for inputs, _ in items], option), [target for _, target in items]
         targets = None if all(target is None for target in targets) else targets
         read = [*arrays.values(), *lengths.values()]
@@ -268,7 +271,8 @@ def _fed(value: Tensor, label: str) -> Tensor:
 def function_of(text: str, option: str) -> Any:
     """Return the function FILE.py:FUNCTION, whose file is not part of the model's code; raise UsageError if absent."""
     where, _, name = text.rpartition(":")
-    source = user_module.imported(where, "", option)
+    with blaming(option, where):
+        source = user_module.imported(where, "", option)
     del sys.modules[source.__name__]
     if not hasattr(source, name):
         raise UsageError(f"{option}: {Path(where).name} has no {name!r}")

@@ -22,6 +22,11 @@ def _installed():
     frameworks.require()
 
 
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(1)
+
+
 def spikes(*sizes):
     return (torch.rand(BATCH, STEPS, *sizes, generator=torch.Generator().manual_seed(0)) < 0.3).float()
 
@@ -45,7 +50,6 @@ def of_snntorch(factor, *layers):
 
     Immediate subtraction is snnTorch's only while no potential reaches twice the threshold.
     """
-    torch.manual_seed(1)
     net = nn.Sequential(*layers).eval()
     with torch.no_grad():
         for layer in net:
@@ -97,7 +101,6 @@ def test_a_convolutional_net_of_spikingjelly(tmp_path, decay_input):
     from spikingjelly.activation_based import functional, layer, neuron
     from spikingjelly.activation_based.nir_exchange import export_to_nir
 
-    torch.manual_seed(1)
     net = nn.Sequential(
         layer.Conv2d(2, 4, 3, padding=1, stride=2),
         neuron.IFNode(v_threshold=0.3),
@@ -115,7 +118,6 @@ def test_synapses_behind_a_convolution_in_one_dimension_of_spikingjelly(tmp_path
     from spikingjelly.activation_based import functional, layer, neuron
     from spikingjelly.activation_based.nir_exchange import export_to_nir
 
-    torch.manual_seed(1)
     net = nn.Sequential(
         layer.Conv1d(2, 4, 3, padding=1), neuron.CUBALIFNode(c_decay=0.5, v_decay=0.7, v_threshold=0.8)
     ).eval()
@@ -131,7 +133,6 @@ def of_norse(*layers):
     """
     import norse
 
-    torch.manual_seed(1)
     net = norse.torch.SequentialState(*layers).eval()
     states = [None]
 

@@ -3,6 +3,8 @@
 An image has one bright square, 1 to 3 for its class, that none of the nets misses otherwise.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import nn
 
@@ -96,6 +98,30 @@ def share_right(answers, targets):
     return (answers.argmax(1) == targets).float().mean()
 
 
+class Found(NamedTuple):
+    scores: torch.Tensor
+    both: list
+    hidden: None
+
+
+class Structured(Spotter):
+    """Returns what exported files flatten: a named tuple with a list of a dict and a tuple, and None."""
+
+    def forward(self, images):
+        scores = super().forward(images)
+        return Found(scores, [{"3": scores * 2}, (scores + 1,)], None)
+
+
+def in_own_form(answers, targets):
+    doubled, (increased,) = answers.both
+    assert answers.hidden is None
+    assert type(answers.both) is list
+    assert type(answers.both[1]) is tuple
+    assert torch.equal(doubled["3"], answers.scores * 2)
+    assert torch.equal(increased, answers.scores + 1)
+    return share_right(answers.scores, targets)
+
+
 class Regressor(nn.Module):
     def forward(self, images):
         means = images.mean((1, 2, 3)) * 16
@@ -109,6 +135,20 @@ def levels():
 
 def rmse(answers, targets):
     return (answers - targets).square().mean().sqrt()
+
+
+def spoils_scores(answers, targets):
+    share = share_right(answers, targets)
+    answers.zero_(), targets.add_(1)
+    return share
+
+
+def spoils_boxes(answers, targets):
+    mean = overlap(answers, targets)
+    for image in [*answers, *targets]:
+        image.pop("boxes").zero_()
+    answers.clear()
+    return mean
 
 
 class MeanError:
@@ -134,6 +174,16 @@ def undefined(answers, targets):
 
 def changing(answers, targets):
     return torch.rand(())
+
+
+class Unready:
+    def __init__(self):
+        raise OSError("no labels.txt")
+
+
+def unreadable():
+    yield torch.zeros(1, 32, 32), 0
+    raise KeyError("second image")
 
 
 def several(answers, targets):

@@ -28,6 +28,22 @@ class Vector(nn.Module):
         return torch.mv(self.weight, x[0]) * 2
 
 
+class OutOfPlace(nn.Module):
+    def forward(self, x):
+        sums = torch.baddbmm(x, x, x)
+        first = torch.addmm(x[0], x[0], x[1])
+        column = torch.addmv(x[0, 0], x[0], x[0, 1])
+        return torch._C._nn.gelu(torch.floor_divide(sums, 2) * 3 + first + column)
+
+
+class InPlace(nn.Module):
+    def forward(self, x):
+        sums = x.clone().baddbmm_(x, x)
+        first = x[0].clone().addmm_(x[0], x[1])
+        column = x[0, 0].clone().addmv_(x[0], x[0, 1])
+        return torch._C._nn.gelu_(sums.floor_divide_(2).mul_(3).add_(first).add_(column))
+
+
 class LastStep(nn.LSTM):
     def forward(self, x):
         return super().forward(x)[0]
@@ -59,6 +75,13 @@ def test_the_bytes_are_each_parameter_the_inputs_and_the_answers_once():
     assert (work.bytes, work.parameters_bytes) == (4 * (40 + 21 + 15), 160)
     both = count(nn.Bilinear(2, 3, 4), Tensors({"a": torch.zeros(5, 2), "b": torch.zeros(5, 3)}))
     assert both.bytes == 4 * (28 + 10 + 15 + 20)
+
+
+def test_an_operation_in_place_counts_as_much_as_out_of_place():
+    x = torch.zeros(2, 3, 3)
+    work = count(InPlace(), x)
+    assert work == count(OutOfPlace(), x)
+    assert (work.matrix_flops, work.uncounted) == (2 * 54 + 54 + 18, [])
 
 
 def test_what_has_no_formula_is_named():

@@ -1,5 +1,7 @@
 """A user's metric: what counts as one, every reason to refuse it, and the losses that a limit on it finds."""
 
+import re
+
 import judged_nets
 import pytest
 import torch
@@ -8,7 +10,8 @@ from worker_jobs import changed, job, run_here, trained
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import Variant
 from benchd.daemon.verdicts import accuracy
-from benchd.daemon.worker.metric import _drawn, open_metric
+from benchd.daemon.worker.metric import PerItem, _drawn, open_metric
+from benchd.daemon.worker.structures import ONLY
 
 FILE = judged_nets.__file__
 
@@ -42,6 +45,22 @@ def test_an_onnx_file_s_answers_are_judged_in_the_form_of_the_module_s(tmp_path)
     assert (result.value, result.drop_high) == (1.0, 0.0)
 
 
+@pytest.mark.parametrize("variant", ["eager", "onnxruntime", "aoti"])
+def test_a_metric_gets_the_answers_in_the_form_that_the_module_returns(tmp_path, variant):
+    outcome = judged(tmp_path, "Structured", "keywords", "in_own_form", variant)
+    assert outcome.accuracy, outcome.process.reason
+    assert outcome.accuracy.value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("net", "items", "metric"), [("Spotter", "keywords", "spoils_scores"), ("shifted", "boxes", "spoils_boxes")]
+)
+def test_a_metric_may_change_its_arguments(tmp_path, net, items, metric):
+    outcome = judged(tmp_path, net, items, metric)
+    assert outcome.accuracy, outcome.process.reason
+    assert (outcome.accuracy.value, outcome.accuracy.low) == (1.0, 1.0)
+
+
 def test_an_object_with_update_and_compute_is_a_metric_and_each_call_begins_anew():
     metric = open_metric(f"{FILE}:MeanError:lower")
     answers, targets = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0])
@@ -63,7 +82,13 @@ def test_an_int8_file_is_not_judged_on_what_it_was_calibrated_with(tmp_path):
 @pytest.mark.parametrize(
     ("items", "metric", "reason"),
     [
-        ("keywords", "raises", "it raised ValueError: no boxes"),
+        (
+            "keywords",
+            "raises",
+            'raises: judged_nets.py:LINE: in raises: raise ValueError("no boxes"): ValueError: no boxes',
+        ),
+        ("keywords", "Unready", 'in __init__: raise OSError("no labels.txt"): OSError: no labels.txt'),
+        ("unreadable", "share_right", "--inputs judged_nets.py:unreadable: judged_nets.py:LINE: in unreadable: raise"),
         ("keywords", "undefined", "it returned nan for 40 items"),
         ("keywords", "changing", "for the same answers"),
         ("keywords", "several", "it returns map, mar; return one of these numbers"),
@@ -72,7 +97,7 @@ def test_an_int8_file_is_not_judged_on_what_it_was_calibrated_with(tmp_path):
 )
 def test_a_metric_that_gives_no_number_ends_the_run_before_it_is_timed(tmp_path, items, metric, reason):
     outcome = judged(tmp_path, "Spotter", items, metric)
-    assert reason in outcome.process.reason
+    assert reason in re.sub(r":\d+:", ":LINE:", outcome.process.reason)
     assert (outcome.flags, outcome.process.timing) == (["usage_error"], None)
 
 
@@ -87,14 +112,16 @@ def test_of_forty_variants_that_only_round_otherwise_none_is_refused():
     metric, refused = open_metric(f"{FILE}:share_right"), []
     for seed in range(40):
         draw = torch.Generator().manual_seed(seed)
-        exact = torch.randn(400, 3, generator=draw)
-        rounded, targets = exact.half().float(), torch.randint(3, (400,), generator=draw)
+        scores = torch.randn(400, 3, generator=draw)
+        exact, rounded = PerItem({ONLY: scores}), PerItem({ONLY: scores.half().float()})
+        targets = PerItem({ONLY: torch.randint(3, (400,), generator=draw)})
+        values = [metric.of(answers.taken(range(400)), targets.taken(range(400))) for answers in (rounded, exact)]
         result = accuracy.of_metric(
             metric=metric.name,
             better=metric.better,
-            value=metric.of(rounded, targets),
-            reference=metric.of(exact, targets),
-            drawn=list(_drawn(metric, rounded, exact, targets, lambda percent: None)),
+            value=values[0],
+            reference=values[1],
+            drawn=list(_drawn(metric, rounded, exact, targets, 400, lambda percent: None)),
             images=400,
             is_identical=False,
             data="",
