@@ -25,6 +25,7 @@ from benchd.daemon.worker.workload import Workload, build
 SPIKING_IMAGES = 64
 FRESH_IMAGES = 4  # images run once, after the clock has stopped
 KNOWN_BYTES = 8 * 2**20
+UNSEEN = "a fault in few inputs may go unseen"
 PROJECTIONS, PROJECTED_IMAGES = 4, 8  # the same for every check, regardless of the number of images
 
 
@@ -41,7 +42,7 @@ def check_and_answers(
 ) -> CheckOutcome:
     """Compare the loaded variant with the float64 reference; return the results, and `tell` the progress."""
     size = job.case.batch_size
-    images, checked, observed = _observed(workload, loaded, job, tell)
+    images, checked, asked, observed = _observed(workload, loaded, job, tell)
     right = truth.find(workload, job, images, rule_of(workload, loaded, job), loaded.device, tell)
     seen_first = range(-(-min(PROJECTED_IMAGES, checked * size) // size))
     first = of_batches(right.exact, seen_first, size, len(images)).outputs
@@ -65,6 +66,9 @@ def check_and_answers(
         note="; ".join(filter(None, [judged.note, doubt, blamed, right.why_fp32, _undefined(workload, job)]))
         or _note(job),
     )
+    if checked < asked:
+        few = f"checked on {checked * size} of {asked * size} inputs, because more would take over a minute: {UNSEEN}"
+        judged = msgspec.structs.replace(judged, note="; ".join(filter(None, [judged.note, few])))
     return CheckOutcome(judged, _expected(right, observed, checked), right.reference.synaptic_flops())
 
 
@@ -86,16 +90,24 @@ def _projected(values: NDArray[np.float64]) -> list[float]:
 
 def _observed(
     workload: Workload, loaded: LoadedModel, job: Job, tell: Callable[[str], None]
-) -> tuple[Batch, int, Observation]:
-    """Return the images, the number of checked batches, and the variant's answers to these batches."""
+) -> tuple[Batch, int, int, Observation]:
+    """Return the images, the number of checked batches and of those asked for, and the variant's answers to the former.
+
+    They differ for a slow model that is not ours.
+    """
     size, by_share = job.case.batch_size, workload.judged_by == "codes" or job.case.variant.precision == "int8"
     if job.limits.check_images < SPIKING_IMAGES and not by_share:
         first = observe(loaded, workload.plain, cycled(workload.images, size), size, job.case.seed)
         by_share = any(map(agreement.is_whole, first.outputs.values()))
-    checked = -(-max(job.limits.check_images, SPIKING_IMAGES if by_share else 0) // size)
-    images = _images(workload, size, checked)
+    asked = checked = -(-max(job.limits.check_images, SPIKING_IMAGES if by_share else 0) // size)
+    images = _images(workload, size, asked)
+    if job.limits.check_images <= SPIKING_IMAGES:  # a larger number was set by the user
+        rule = rule_of(workload, loaded, job)
+        most = truth.affordable(workload, job, images, rule, loaded.device, tell, asked * size)
+        checked = -(-most // size)
+        images = images if checked == asked else _images(workload, size, checked)
     observed = observe(loaded, workload.plain, images[: checked * size], size, job.case.seed, tell=tell)
-    return images, checked, observed
+    return images, checked, asked, observed
 
 
 def _images(workload: Workload, size: int, checked: int) -> Batch:

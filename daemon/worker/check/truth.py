@@ -4,6 +4,7 @@ If a user's model cannot run in float64, float32 on the CPU replaces it.
 """
 
 import copy
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import astuple, dataclass, replace
@@ -53,6 +54,8 @@ NOISE, NOISE_OF_OURS, NOISE_OF_SHARES = (8, 4), (8, 2), (2, 72)
 # in one of 10,000 cases, an image that the variant's own rounding changes is unchanged in all of these draws
 EXCUSES, EXCUSE_TIMES = 16, 4.0
 TRIALS = 16  # pairs of runs, because dropout of a few numbers often keeps the same ones
+SLOW_CHECK_S = 60.0  # about how long a check may take before it uses fewer images
+FEWEST_IMAGES = 8  # fewer have no typical error (`agreement.FEWEST_ROWS`) and are not enough for `Check.projections`
 WHOLE_BELOW = 2**24  # all larger 32-bit floats are integers
 OF_FILE = "compared with {} on the CPU without graph optimisation, in its own number format"
 
@@ -87,6 +90,31 @@ def find(
     single = Reference(workload, job, images, torch.float32, torch.device("cpu"), tell)
     why = f"compared with float32 on the CPU, because float64 cannot run this model ({words})"
     return Truth(single, rule, single.answers(), single.bounds(rule), why)
+
+
+def affordable(
+    workload: Workload,
+    job: Job,
+    images: Batch,
+    rule: Rule,
+    device: torch.device,
+    tell: Callable[[str], None],
+    most: int,
+) -> int:
+    """Return on how many of `most` images to check a model that is not ours: in about SLOW_CHECK_S, or FEWEST_IMAGES.
+
+    All processes and variants use the times of the first one, so that they check the same images.
+    """
+    if job.case.model in catalog.MODELS or most <= FEWEST_IMAGES:
+        return most
+    first = trimmed(images[: workload.reference_batch])
+    try:
+        seconds = Reference(workload, job, first, torch.float64, device, tell).pace(rule)
+    except Exception:  # `find` raises it again, or uses float32, which is faster
+        return most
+    while most > FEWEST_IMAGES and seconds(most) > SLOW_CHECK_S:
+        most = max(most // 2, FEWEST_IMAGES)
+    return most
 
 
 def _of_file(own: UserFile) -> str:
@@ -185,13 +213,33 @@ class Reference:
         )
         return observed[0], spikes.total(counted.values()).flops
 
+    def pace(self, rule: Rule) -> Callable[[int], float]:
+        """Return the function from a number of images to the seconds of their check, as the first process timed it."""
+
+        def compute() -> dict[str, np.ndarray]:
+            started_s = time.monotonic()
+            outputs = self._run(self._module(), self.images, what="first answers").outputs.values()
+            exact_s = time.monotonic()
+            self.noisy(rule.format, 0, range(len(self.images)), "first rounding noise")
+            taken_s = np.array([exact_s - started_s, time.monotonic() - exact_s]) / len(self.images)
+            return {"seconds": taken_s, "whole": np.array([*map(agreement.is_whole, map(_whole, outputs))])}
+
+        arrays = self.kept("pace", compute)
+        exact_s, noisy_s = arrays["seconds"].tolist()
+        draws, images = self._noise(are_counted=rule.spiking or bool(arrays["whole"].any()))
+        return lambda count: count * exact_s + draws * min(images, count) * noisy_s
+
+    def _noise(self, *, are_counted: bool) -> tuple[int, int]:
+        """Return the number of draws of noise, and of images in each."""
+        return NOISE_OF_SHARES if are_counted else NOISE if self.job.own else NOISE_OF_OURS
+
     def bounds(self, rule: Rule) -> Bounds:
         """Return a variant's limits in the rule's number format, from draws of its rounding noise."""
         exact, total = self.answers(), len(self.images)
         size = min(self.workload.reference_batch, total)
         are_counted = rule.spiking or any(map(agreement.is_whole, exact.outputs.values()))
         is_ours = not self.job.own
-        draws, images = NOISE_OF_SHARES if are_counted else NOISE_OF_OURS if is_ours else NOISE
+        draws, images = self._noise(are_counted=are_counted)
         size = min(size, images) if is_ours else size  # batching does not change the answers of our models
         batches = min(-(-images // size), total // size)
 

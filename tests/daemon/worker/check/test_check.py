@@ -116,6 +116,23 @@ def test_as_many_images_of_a_folder_are_checked_as_asked_for(tmp_path):
     assert len(workload.build(a_job).images) == 300
 
 
+def test_a_slow_module_is_checked_on_fewer_inputs_which_its_note_says(tmp_path, monkeypatch):
+    monkeypatch.setattr(truth, "SLOW_CHECK_S", 0.0)
+
+    def of(images, **fields):
+        return checked(job(tmp_path, limits=msgspec.structs.replace(TINY, check_images=images), **fields))
+
+    few = of(64, module=user_module(tmp_path))
+    assert (few.verdict, few.images) == ("passed", truth.FEWEST_IMAGES)
+    assert few.note == (
+        "accuracy unknown; checked on 8 of 64 inputs, because more would take over a minute: a fault in few inputs may "
+        "go unseen"
+    )
+    requested = of(65, module=user_module(tmp_path))
+    assert (requested.images, requested.note) == (65, "accuracy unknown")
+    assert of(64).images == 64  # a model of ours
+
+
 @pytest.mark.parametrize(("error", "passed"), [(1e-5, True), (4e-5, False)])
 def test_a_module_that_is_wrong_in_float32_fails_beyond_the_tolerance(tmp_path, error, passed):
     wrong = f"if images.dtype != torch.float64: return self.fc(images.flatten(1)) * (1 + {error})"
