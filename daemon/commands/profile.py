@@ -30,7 +30,7 @@ from benchd.daemon.profiling.collecting import BREAK_EVEN, Found, gather
 from benchd.daemon.profiling.nsight.nsight import SNN_KERNELS
 from benchd.daemon.profiling.output import report
 from benchd.daemon.profiling.output.published import record
-from benchd.daemon.profiling.output.sections import all_finding_lines, sections, warning
+from benchd.daemon.profiling.output.sections import warning
 from benchd.daemon.profiling.output.terminal import print_compared, print_profile
 from benchd.daemon.profiling.profile import METHODS, WORKLOADS, Method, Profile, ProfileJob
 from benchd.daemon.profiling.rules.findings import find
@@ -179,9 +179,9 @@ def profile(
             raise typer.Exit(130) from None
         session.publish(record(measured_profile, run, run_id, gathered.occupancy))
         session.end()
-    _show(measured_profile, sort, job, json, sys.stdout)
-    if doubt := warning(measured_profile):
+    if json and (doubt := warning(measured_profile)):
         sys.stderr.write(f"warning: {doubt}\n")
+    _show(measured_profile, sort, job, json, sys.stdout)
     sys.stderr.writelines(f"error: {failed}: {gathered.missing[failed]}\n" for failed in gathered.failed)
     unstored = session.unstored(sys.stderr)
     raise typer.Exit(exit_code(measured_profile, gathered, by_name=bool(methods) and "all" not in methods) or unstored)
@@ -292,7 +292,7 @@ def _show(profile: Profile, sort: str, job: ProfileJob, as_json: bool, out: Text
     if as_json:
         out.write(msgspec.json.encode(profile).decode() + "\n")
         return
-    print_profile(out, all_finding_lines(profile), sections(profile, sort))
+    print_profile(out, profile, sort)
     out.writelines(f"{path}\n" for path in sorted(Path(job.output).glob("*")) if path.is_file())
 
 

@@ -7,7 +7,7 @@ import msgspec
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.profiling.profile import Profile, TorchProfile, median_step
-from benchd.daemon.verdicts import doubts, sameness
+from benchd.daemon.verdicts import sameness
 
 LEAST_SHARE = 0.002
 """The smallest change to show, as a share of A's step time."""
@@ -30,7 +30,7 @@ class ProfileChanges(NamedTuple):
     """The changes (by kind, largest first), the number of unchanged entries, and other differences of the profiles.
 
     `noise` is the variation of the steps within a profile, as a share of their time: smaller changes cannot be
-    distinguished. `mark` follows each figure if other programs disturbed one of the profiles.
+    distinguished. `mark` follows each figure if the times of one of the profiles are uncertain.
     """
 
     step: ProfileChange
@@ -101,9 +101,9 @@ def _differences(a: Profile, b: Profile) -> list[str]:
     sides = {"case": (a.case_id, b.case_id), "workload": (a.workload, b.workload), "device": (a.device_id, b.device_id)}
     differences = [f"{name}: {first} and {other}" for name, (first, other) in sides.items() if first != other]
     differences += sameness.environment_differences(a.environment, b.environment)
-    return differences + [f"{side}{mark(profile)}" for side, profile in (("A", a), ("B", b)) if profile.is_disturbed]
+    return differences + [f"{side}{mark(profile)}" for side, profile in (("A", a), ("B", b)) if profile.doubts]
 
 
 def mark(profile: Profile) -> str:
-    """Return the suffix for each figure of a profile, which is empty unless it was disturbed."""
-    return f" ({doubts.BUSY['busy_machine']})" if profile.is_disturbed else ""
+    """Return the suffix for each figure and finding of a profile, which is empty unless its times are uncertain."""
+    return f" ({', '.join(profile.doubts)})" if profile.doubts else ""

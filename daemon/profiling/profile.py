@@ -9,11 +9,13 @@ from typing import Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
-from benchd.daemon.machine.quiet import FOREIGN_CPUS
+from benchd.daemon.machine.quiet import FOREIGN_CPUS, cpu_count
 from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.records import Case, Environment, ModelFacts, OptionValue, Window
+from benchd.daemon.verdicts.timings import two_levels
 
 SCHEMA = "benchd.profile/1"
+CONTRADICTORY = 1.5  # times as long: the machine changed between two measurements of one thing
 
 Method = Literal["torch", "memory", "benchmark", "layers", "break-even", "nsys", "ncu"]
 Workload = Literal["forward", "eval", "train"]
@@ -362,7 +364,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     """One conclusion: the problem, its evidence, the maximum gain from a remedy, and the variant that tests the remedy.
 
     `expected` is the predicted time of a step divided by its present time, `measured` the ratio measured with the
-    tested variant. If the test uses a different `batch_size`, both are per image.
+    tested variant. If the test uses a different `batch_size`, both are per image. `mark` says what disturbed the test.
     """
 
     rule: str
@@ -375,6 +377,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     batch_size: int | None = None
     measured: float | None = None
     verdict: Literal["confirmed", "refuted", "inconclusive", "not measured"] = "not measured"
+    mark: str = ""
 
 
 class Profile(Struct, frozen=True, kw_only=True):
@@ -414,6 +417,32 @@ class Profile(Struct, frozen=True, kw_only=True):
     def is_disturbed(self) -> bool:
         """Return whether other processes used the CPUs, which makes times too long and gains uncertain."""
         return self.foreign_cpus is not None and self.foreign_cpus > FOREIGN_CPUS
+
+    @property
+    def doubts(self) -> dict[str, str]:
+        """Return why the times and findings are uncertain: each reason in a few words, with its figures."""
+        reasons = {}
+        if self.is_disturbed:
+            used = cpu_count(self.foreign_cpus or 0.0)
+            reasons["busy machine"] = f"other processes used {used} during the profile"
+        if self.layers and (contradiction := self._contradiction(self.layers)):
+            reasons["contradictory times"] = contradiction
+        if self.layers and (levels := two_levels([ns / 1e6 for ns in self.layers.run_ns])):
+            fast, slow = (f"{level.ms:.4g} ms" for level in levels)
+            reasons["jumps between two speeds"] = f"a run takes either {fast} or {slow}"
+        return reasons
+
+    def _contradiction(self, layers: LayersProfile) -> str:
+        """Return two CONTRADICTORY times of a forward pass, in words; empty if there are none."""
+        times_ns = [(layers.fused_ns, "a run takes")]
+        if self.benchmark and self.benchmark.forward:
+            times_ns.append((self.benchmark.forward.median_ns, "the benchmark's forward pass takes"))
+        if self.device == "cpu":  # on a GPU, each layer also waits for its own kernels
+            times_ns.append((layers.synchronised_ns, "the layers add up to"))
+        (least_ns, shortest), (most_ns, longest) = min(times_ns), max(times_ns)
+        if most_ns <= CONTRADICTORY * least_ns:
+            return ""
+        return f"{longest} {most_ns / 1e6:.4g} ms, but {shortest} {least_ns / 1e6:.4g} ms"
 
     @property
     def measured(self) -> bool:

@@ -95,5 +95,5 @@ def verified(profile: Profile, finding: Finding, made: Comparison) -> Finding:
         line += "; the variant failed its numerical check"
     answer = "inconclusive" if check_failed and verdict.answer == "faster" else verdict.answer
     return msgspec.structs.replace(
-        finding, measured=measured, verdict=_VERDICTS[answer], evidence=[*finding.evidence, line]
+        finding, measured=measured, verdict=_VERDICTS[answer], mark=made.mark, evidence=[*finding.evidence, line]
     )

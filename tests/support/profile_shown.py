@@ -180,7 +180,7 @@ def shown(**fields: Any) -> Profile:
         "benchmark": BenchmarkProfile(
             step=distribution(1.2e9),
             throughput_per_s=3.33,
-            forward=distribution(0.5e9),
+            forward=distribution(6.2e6),
             backward=distribution(0.7e9),
             overhead=0.04,
         ),

@@ -6,7 +6,6 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from benchd.daemon.machine.quiet import cpu_count
 from benchd.daemon.profiling.comparison import mark
 from benchd.daemon.profiling.profile import (
     BenchmarkProfile,
@@ -33,9 +32,23 @@ from benchd.daemon.profiling.trace.tables import sorted_by
 from benchd.daemon.reporting.results_table import figure
 
 MIB = 2**20
-BUSY = "times may be too long and gains are uncertain; run it again on a quiet machine"
+UNCERTAIN = "times may be too long and gains are uncertain; run it again on a quiet machine"
 INDENT = "\u00a0"
 """The prefix of a row that is part of the row above: a space that HTML does not collapse."""
+
+TERMS = {
+    "self": "without the operators that it calls, unlike total",
+    "low ms": "to high ms, the shortest and longest time or the interval of the median",
+    "MFLOP": "and MB, the least arithmetic and memory traffic",
+    "x of floor": "the time over the shortest that the device's peak rates allow",
+    "bound by": "what sets that shortest time",
+    "occupancy": "the share of the GPU's threads in use",
+    "SM efficiency": "the share of the time in which a GPU processor has work",
+    "spike rate": "the share of neurons that fire in a step",
+    "wasted spikes": "spikes that reach nothing",
+    "sparsity": "the share of zeros",
+}
+"""The meaning of words in the headings of tables."""
 
 Row = TypeVar("Row")
 Columns = Mapping[str, Callable[[Row], str]]
@@ -98,7 +111,13 @@ def digits(profile: Profile) -> int:
         low, middle, high = min(steps), sum(steps) / len(steps), max(steps)
     noise = (high - low) / (2 * middle) if middle else 0.0
     known = min(3, max(1, math.ceil(-math.log10(noise)))) if noise else 2
-    return 1 if profile.is_disturbed else known
+    return 1 if profile.doubts else known
+
+
+def terms(shown: Sequence[Section]) -> str:
+    """Return what the headings of these tables mean."""
+    headings = " ".join(heading for section in shown for heading in section.headings)
+    return "; ".join(f"{term}: {meaning}" for term, meaning in TERMS.items() if term in headings)
 
 
 def finding_lines(finding: Finding, of_times: int) -> list[str]:
@@ -111,15 +130,14 @@ def finding_lines(finding: Finding, of_times: int) -> list[str]:
         options += [f"--batch-sizes {finding.batch_size}"] if finding.batch_size else []
         lines.append(" ".join(["tested by: --variants", finding.variant, *options]))
     if finding.measured is not None:
-        lines.append(f"measured: {_times(finding.measured, 3)}: {finding.verdict.upper()}")
+        lines.append(f"measured: {_times(finding.measured, 3)}: {finding.verdict.upper()}{finding.mark}")
     return lines
 
 
 def warning(profile: Profile) -> str | None:
-    """Return a warning that applies to every figure of the profile, None if the machine was quiet."""
-    if not profile.is_disturbed:
-        return None
-    return f"busy machine: other processes used {cpu_count(profile.foreign_cpus or 0.0)} during the profile: {BUSY}"
+    """Return a warning that applies to every figure of the profile, None if its times are certain."""
+    reasons = "; ".join(f"{words}: {why}" for words, why in profile.doubts.items())
+    return f"{reasons}: {UNCERTAIN}" if reasons else None
 
 
 def _times(ratio: float, of_times: int) -> str:

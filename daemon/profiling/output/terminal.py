@@ -7,26 +7,38 @@ from rich.markup import escape
 from rich.table import Table
 
 from benchd.daemon.profiling.comparison import ProfileChange, ProfileChanges
-from benchd.daemon.profiling.output.sections import INDENT, Section
+from benchd.daemon.profiling.output.sections import INDENT, Section, all_finding_lines, sections, terms, warning
+from benchd.daemon.profiling.profile import Profile
 from benchd.daemon.reporting.console import console_on
 from benchd.daemon.reporting.results_table import figure
 from benchd.daemon.reporting.tables import figures, print_rows
 
-NAME_WIDTH = 60
+NAME_WIDTH, NAME_LEAST = 60, 24  # columns of a name, which is folded
+GAP = 2  # columns between two others
 ROWS = 15
 
 
-def print_profile(out: TextIO, findings: Sequence[Sequence[str]], sections: Sequence[Section]) -> None:
-    """Print the first rows of each table, then the lines of each finding."""
+SPARE = ("calls", "CPU avg us", "device avg us", "CPU total %", "min us", "max us", "low ms", "high ms")
+"""The headings of columns that a narrow terminal leaves out first."""
+
+
+def print_profile(out: TextIO, profile: Profile, sort: str) -> None:
+    """Print any warning, the first rows of each table and what their headings mean, then the lines of each finding."""
     console = console_on(out)
-    for section in sections:
+    if doubt := warning(profile):
+        console.print(f"warning: {doubt}\n", markup=False)
+    fitted = [_fitted(section, console.width) for section in sections(profile, sort)]
+    for section in fitted:
         if section.words < len(section.headings):
-            console.print(_section_table(section))
+            console.print(_section_table(section, console.width))
         else:  # printed as lines, so that a command in them can be copied
             console.print("\n".join([section.title, *map(": ".join, section.rows)]), markup=False)
         if section.note:
             console.print(section.note, markup=False)
         console.print()
+    if words := terms(fitted):
+        console.print(f"{words}\n", markup=False)
+    findings = all_finding_lines(profile)
     for number, (first, *others) in enumerate(findings, 1):
         console.print(f"{number}. {first}", markup=False)
         for text in others:
@@ -57,15 +69,37 @@ def _changed(change: ProfileChange) -> list[str]:
     return [change.name, *times, f"{change.added_ns / 1e6:+.4g}", share]
 
 
-def _section_table(section: Section) -> Table:
-    table = Table(title=escape(section.title), title_justify="left", box=None, pad_edge=False)
-    for place, heading in enumerate(section.headings):
-        is_word = place < section.words
-        table.add_column(
-            escape(heading), justify="left" if is_word else "right", max_width=NAME_WIDTH if is_word else None
-        )
+def _fitted(section: Section, width: int) -> Section:
+    """Return the first rows of a table, without the columns for which the terminal is too narrow."""
     groups = [row for row in section.rows if not row[0].startswith(INDENT)]
-    rows = section.rows if len(section.rows) <= ROWS else groups
-    for row in rows[:ROWS]:
+    rows = (section.rows if len(section.rows) <= ROWS else groups)[:ROWS]
+    places, hidden = list(range(len(section.headings))), list[str]()
+    while sum(_width(section, rows, place) + GAP for place in places) > width and len(places) > section.words + 1:
+        spare = [place for place in places if section.headings[place] in SPARE]
+        places.remove(left_out := max(spare or places))
+        hidden.append(section.headings[left_out])
+    note = f"{section.note} Not shown in {width} columns: {', '.join(hidden)}." if hidden else section.note
+    headings = [section.headings[place] for place in places]
+    return section._replace(
+        note=note.strip(), headings=headings, rows=[[row[place] for place in places] for row in rows]
+    )
+
+
+def _width(section: Section, rows: Sequence[Sequence[str]], place: int) -> int:
+    """Return the least width of a column: of its figures, or of a name that is folded."""
+    longest = max(map(len, [*section.headings[place].split(), *(row[place] for row in rows)]), default=0)
+    return min(longest, NAME_LEAST) if place < section.words else longest
+
+
+def _section_table(section: Section, width: int) -> Table:
+    table = Table(title=escape(section.title), title_justify="left", box=None, pad_edge=False)
+    longest = [max(map(len, column)) for column in zip(section.headings, *section.rows, strict=True)]
+    is_tight = sum(min(size, NAME_WIDTH) + GAP for size in longest) > width
+    for place, heading in enumerate(map(escape, section.headings)):
+        if place < section.words:
+            table.add_column(heading, overflow="fold", max_width=NAME_WIDTH)
+        else:  # only names give way
+            table.add_column("\n".join(heading.split()) if is_tight else heading, justify="right", no_wrap=True)
+    for row in section.rows:
         table.add_row(*map(escape, row))
     return table

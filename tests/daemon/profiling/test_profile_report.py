@@ -8,9 +8,10 @@ from io import StringIO
 import msgspec
 import pytest
 from profile_shown import EVIL, FINDINGS, LAYERS, shown, shown_on_cpu
+from rich.console import Console
 
-from benchd.daemon.profiling.output import report
-from benchd.daemon.profiling.output.sections import all_finding_lines, digits, finding_lines, sections
+from benchd.daemon.profiling.output import report, terminal
+from benchd.daemon.profiling.output.sections import digits, finding_lines, sections
 from benchd.daemon.profiling.output.terminal import print_profile
 from benchd.daemon.profiling.profile import Finding, LayerRow
 from benchd.daemon.profiling.rules.layer_rules import late_stages
@@ -86,7 +87,7 @@ def test_the_terminal_shows_fifteen_rows_of_each_table_and_the_findings():
     operators = [msgspec.structs.replace(shown().torch.operators[0], name=f"op{n}") for n in range(40)]
     profile = shown(torch=msgspec.structs.replace(shown().torch, operators=operators))
     out = StringIO()
-    print_profile(out, all_finding_lines(profile), sections(profile, GPU_SORT))
+    print_profile(out, profile, GPU_SORT)
     text = out.getvalue()
     assert len(re.findall(r"^op\d+ ", text, re.MULTILINE)) == 15
     assert "1. selective_scan_fwd_kernel takes 60.6 % of the device's time\n" in text
@@ -104,6 +105,58 @@ def test_a_busy_machine_is_said_first_and_leaves_predictions_one_digit():
     assert warning not in report.markdown(shown(foreign_cpus=0.1), GPU_SORT)
     assert tables(shown(foreign_cpus=0.1))["Profile"].rows[-1][1] == "used 0.1 CPUs during the profile"
     assert (digits(busy), digits(shown()), digits(shown_on_cpu())) == (1, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("layers", "words", "why"),
+    [
+        (
+            {"synchronised_ns": 9.5e6},
+            "contradictory times",
+            "the layers add up to 9.5 ms, but a run takes 6 ms",
+        ),
+        (
+            {"fused_ns": 13e6},
+            "contradictory times",
+            "a run takes 13 ms, but the benchmark's forward pass takes 6.2 ms",
+        ),
+        (
+            {"run_ns": [6e6, 9e6] * 5},
+            "jumps between two speeds",
+            "a run takes either 6 ms or 9 ms",
+        ),
+    ],
+)
+def test_times_that_contradict_each_other_are_said_first_and_mark_every_finding(layers, words, why):
+    quiet = shown(device="cpu")
+    profile = msgspec.structs.replace(quiet, layers=msgspec.structs.replace(LAYERS, **layers))
+    out = StringIO()
+    print_profile(out, profile, GPU_SORT)
+    text = out.getvalue()
+    assert text.startswith(f"warning: {words}: {why}: times may be too long and gains are uncertain")
+    assert f"1. selective_scan_fwd_kernel takes 60.6 % of the device's time ({words})\n" in text
+    assert digits(profile) == 1
+    assert quiet.doubts == {}
+
+
+def test_on_a_gpu_the_layers_may_add_up_to_more_than_a_run():
+    assert shown(layers=msgspec.structs.replace(LAYERS, synchronised_ns=20e6)).doubts == {}
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_a_terminal_shows_whole_figures_and_names_the_columns_that_it_leaves_out(monkeypatch, width):
+    monkeypatch.setattr(terminal, "console_on", lambda out: Console(file=out, width=width, highlight=False))
+    out = StringIO()
+    print_profile(out, shown(), GPU_SORT)
+    text = out.getvalue()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    words = " ".join(text.split())
+    hidden = re.findall(rf"Not shown in {width} columns: (.*?)\.", words)
+    assert "x of floor: the time over the shortest that the device's peak rates allow" in words
+    layers = next(section for section in sections(shown(), GPU_SORT) if section.title == "Layers")
+    for heading, cell in zip(layers.headings, layers.rows[0], strict=True):
+        assert cell in text or heading in ", ".join(hidden).split(", ")
 
 
 def test_markdown_holds_whole_rows_and_no_tag():
