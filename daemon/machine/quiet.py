@@ -15,7 +15,11 @@ FOREIGN_CPUS = 0.25  # CPUs used by other processes; even a part of a CPU slows 
 STEP_S, SAY_S = 1.0, 10.0
 LOOK_S = 0.2  # 20 ticks of CPU accounting
 ASKED_QUIET_S = 5.0  # for how long the CPUs must be quiet if the user chose to wait
-QUESTION = "w: wait until the CPUs are quiet, g: go on (without this question: --wait or --no-wait), s: stop"
+ANSWER_S = 60.0  # how long the question waits
+QUESTION = (
+    "w: wait until the CPUs are quiet, g: go on (without this question: --wait or --no-wait), s: stop; "
+    f"without an answer it goes on after {ANSWER_S:g} s"
+)
 
 
 @dataclass(frozen=True)
@@ -66,12 +70,16 @@ def settle(start: Start, wake: socket.socket, is_over: Callable[[], bool]) -> No
 
 
 def _answer(answers: TextIO, out: TextIO, wake: socket.socket) -> str:
-    """Ask until the answer is w, g or s; the end of input or a signal counts as s."""
+    """Ask until the answer is w, g or s; the end of input or a signal counts as s, and ANSWER_S of silence as g."""
     show(out, "")
     while True:
         out.write(f"{QUESTION}\n")
         out.flush()
-        if wake.fileno() in select.select([answers.fileno(), wake.fileno()], [], [])[0]:
+        ready, _, _ = select.select([answers.fileno(), wake.fileno()], [], [], ANSWER_S)
+        if not ready:
+            out.write("no answer: going on\n")
+            return "g"
+        if wake.fileno() in ready:
             return "s"
         line = answers.readline()
         if (answer := line.strip().lower()[:1] if line else "s") in ("w", "g", "s"):

@@ -170,7 +170,7 @@ class Worker(Child[Message]):
         self._outcome: Outcome | None = None
         self.stage: StageName = "import"
         self.is_waiting = False
-        self.announced: StageName | None = None
+        self.announced: tuple[StageName | None, str] = None, ""
         self.done = ""
         self._log_path = log
         self._stage_since = time.monotonic()

@@ -35,6 +35,7 @@ StageName = Literal[
     "import", "ready", "build", "export", "load", "check", "accuracy", "idle", "warm_up", "measure", "probe"
 ]
 CALIBRATION_IMAGES = 512
+SILENT = "without a sign"  # ends the progress of a timed stage, in which nothing may be printed
 
 
 def encoded(message: object) -> bytes:
@@ -196,10 +197,15 @@ class Job(Struct, frozen=True, kw_only=True):
 
 
 class Stage(Struct, frozen=True, tag="stage"):
-    """The worker has begun a stage, or reports its progress, such as `image 12 of 64`."""
+    """The worker has begun a stage, or reports its progress, such as `image 12 of 64` or `about 5 s without a sign`."""
 
     name: StageName
     done: str = ""
+
+
+def silent(seconds: float) -> str:
+    """Return the progress of a stage in which nothing may be printed for about so long."""
+    return f"about {max(1.0, seconds):.0f} s {SILENT}"
 
 
 class Tensor(Struct, frozen=True):

@@ -340,13 +340,15 @@ class Supervisor:
 
     def _wait(self, worker: Worker, turn: Turn, *, until_ready: bool = False) -> Ending:
         """Wait until the worker ends or waits for its turn; return how and why we ended it, else (None, None)."""
-        done, announced_s = "", 0.0
+        announced_s = 0.0
         while not (until_ready and worker.is_waiting):
-            is_later = worker.done != done and time.monotonic() - announced_s >= PROGRESS_S
-            if (worker.stage != worker.announced or is_later) and worker.stage != "ready":
-                worker.announced, done, announced_s = worker.stage, worker.done, time.monotonic()
+            state = worker.stage, worker.done
+            is_new = worker.stage != worker.announced[0]
+            is_later = state != worker.announced and time.monotonic() - announced_s >= PROGRESS_S
+            if (is_new or is_later) and worker.stage != "ready":
+                worker.announced, announced_s = state, time.monotonic()
                 for sink in self.session.sinks:
-                    sink.stage(turn.planned, turn.index, worker.stage, done)
+                    sink.stage(turn.planned, turn.index, *state)
             limit_s = turn.planned.limits.deadline_s(worker.stage)
             too_long = f"stage {worker.stage} took longer than {limit_s:g} s"
             ended = self.session.follow(worker, worker.remaining_s(), too_long)

@@ -12,7 +12,7 @@ from benchd.daemon.errors import BenchdError
 from benchd.daemon.machine.quiet import ForeignUse
 from benchd.daemon.machine.ticker import show
 from benchd.daemon.measuring.process import Child
-from benchd.daemon.measuring.protocol import Stage
+from benchd.daemon.measuring.protocol import SILENT, Stage
 from benchd.daemon.measuring.session import Session
 from benchd.daemon.profiling import break_even
 from benchd.daemon.profiling.nsight import nsight
@@ -70,6 +70,7 @@ def gather(session: Session, job: ProfileJob, deadline_s: float, kernel_regex: s
     if BREAK_EVEN in job.methods:
         _add_break_even(collected, session, job, deadline_s)
     collected.foreign_cpus = foreign.cpus()
+    show(sys.stderr, "read the trace and write the report")
     if collected.collected.trace:
         read_trace(collected, job, collected.collected.trace)
     try:
@@ -83,10 +84,12 @@ def gather(session: Session, job: ProfileJob, deadline_s: float, kernel_regex: s
 
 def _add_nsight(collected: Found, job: ProfileJob, deadline_s: float, kernel_regex: str | None) -> None:
     if "nsys" in job.methods:
+        show(sys.stderr, "nsys")
         systems = nsight.systems(job, deadline_s)
         collected.nsys = systems if isinstance(systems, NsightSystems) else None
         collected.missing |= {"nsys": systems} if isinstance(systems, str) else {}
     if "ncu" in job.methods:
+        show(sys.stderr, "ncu")
         compute = nsight.compute(job, deadline_s, kernel_regex)
         collected.ncu = compute if isinstance(compute, NsightCompute) else None
         collected.missing |= {"ncu": compute} if isinstance(compute, str) else {}
@@ -171,8 +174,8 @@ def _collect(session: Session, job: ProfileJob, deadline_s: float) -> CollectedP
             for answer in child.messages():
                 if isinstance(answer, CollectedProfile):
                     return answer
-                is_timed = answer.name == "measure" and answer.done != "memory"
-                show(sys.stderr, f"{job.case.case_id}: {answer.name} {answer.done}", ticks=not is_timed)
+                text = f"{job.case.case_id}: {answer.name} {answer.done}"
+                show(sys.stderr, text, ticks=not answer.done.endswith(SILENT))
             if child.has_ended:
                 return CollectedProfile(error=f"the profiling process {_ending(child.reap())} without a result")
     return CollectedProfile(error=f"it took longer than {deadline_s:g} s")

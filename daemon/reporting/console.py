@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from benchd.daemon.machine.ticker import show
-from benchd.daemon.measuring.plan import PlannedCase, in_rounds
-from benchd.daemon.measuring.protocol import StageName
+from benchd.daemon.measuring.plan import START_S, PlannedCase, in_rounds
+from benchd.daemon.measuring.protocol import SILENT, StageName
 from benchd.daemon.measuring.session import Sink
 from benchd.daemon.records import Accuracy, Case, Energy, Record, Timing, Variant, of_range, usable_variants
 from benchd.daemon.reporting.results_table import ALL_COLUMNS, NO_SENSOR, figure, print_table, terms
@@ -35,7 +35,6 @@ from benchd.models.catalog import LIBRARIES, MODELS, Model
 
 NO_INTERVAL = "timing.low_ms"  # a key of `missing`
 COLD_START: tuple[StageName, ...] = ("import", "build", "export", "load")  # the stages whose sum is its time
-SILENT_S = 2.0  # a clock that stops for this long needs an explanation
 SAY_S = 10.0
 LATE = 1.25  # times as long as planned, beyond which that is said
 PLAIN_WIDTH = 180  # columns, if there is no terminal
@@ -90,9 +89,8 @@ class Screen(Sink):
         self._place = max(self._place, self._starts[place])  # a search may skip cases
         process_of = f", process {process + 1} of {planned.limits.processes}" if planned.limits.processes > 1 else ""
         text = f"{_name(case)}{process_of}: {_stage(stage, done)}"
-        status = f"{text}{_silence(planned, stage)}"
-        if not show(self._err, status, ticks=_ticks(case, stage), ahead=self._ahead):
-            self._lines.say(f"[{place + 1}/{self._total}] {text}", is_new=not done)
+        if not show(self._err, f"{text}{_silence(planned, stage)}", ticks=_ticks(case, stage), ahead=self._ahead):
+            self._lines.say(f"[{place + 1}/{self._total}] {text}", (case.case_id, process, stage))
 
     def publish(self, record: Record, body: bytes) -> None:
         """Count the case as done; print its JSON if requested."""
@@ -127,11 +125,12 @@ class _Lines:
 
     def __init__(self, err: TextIO) -> None:
         self._err, self._said_s = err, 0.0
+        self._said: tuple[str, int, StageName] | None = None
 
-    def say(self, text: str, *, is_new: bool) -> None:
-        """Print the line if it is due, or always if the stage `is_new`."""
-        if is_new or time.monotonic() - self._said_s >= SAY_S:
-            self._said_s = time.monotonic()
+    def say(self, text: str, stage: tuple[str, int, StageName]) -> None:
+        """Print the line if it is due, or always if the `stage` of a case's process is a new one."""
+        if stage != self._said or time.monotonic() - self._said_s >= SAY_S:
+            self._said, self._said_s = stage, time.monotonic()
             self._err.write(f"{text}\n")
             self._err.flush()
 
@@ -153,7 +152,7 @@ class SlowStages(Sink):
         if show(self._err, f"{text}{_silence(planned, stage)}", ticks=_ticks(planned.case, stage)):
             return
         if process == 0 and (stage == "check" or (stage == "export" and planned.case.variant.backend in FILE_BACKENDS)):
-            self._lines.say(text, is_new=not done)
+            self._lines.say(text, (planned.case.case_id, process, stage))
 
 
 def _name(case: Case) -> str:
@@ -171,13 +170,10 @@ def _ticks(case: Case, stage: StageName) -> bool:
 
 
 def _silence(planned: PlannedCase, stage: StageName) -> str:
-    """Return a note on how long the clock stops in a stage; empty if it stops briefly or not at all."""
-    if _ticks(planned.case, stage):
+    """Return how long a cold start is silent until its first answer; other workers say it themselves."""
+    if planned.case.scenario != "cold_start" or _ticks(planned.case, stage):
         return ""
-    if planned.case.scenario == "cold_start":
-        return "; this timer pauses until its first answer"
-    cap_s = planned.limits.rule.cap_s
-    return f"; this timer pauses for about {duration(cap_s)}" if cap_s >= SILENT_S else ""
+    return f", about {duration(START_S)} {SILENT} until its first answer"
 
 
 def console_on(file: TextIO) -> Console:
@@ -202,7 +198,7 @@ def duration(seconds: float) -> str:
 def _notes(records: Sequence[Record], width: int) -> list[str]:
     """Return notes on why cases did not run, and on the limits of the figures in a table of this width."""
     notes = [f"{record.status}: {_name(record.case)}: {record.reason}" for record in records if record.status != "ok"]
-    notes += _check_notes(records)
+    notes += check_notes(records)
     measured = [record for record in records if record.timing]
     notes += _accuracy_notes(measured)
     notes += [note for record in measured if (note := scenario_note(record))]
@@ -283,7 +279,8 @@ def _accuracy_notes(measured: Sequence[Record]) -> list[str]:
     return notes + [f"top-1: not measured: {reason}" for reason in sorted(reasons - {accuracy.NOT_ASKED})]
 
 
-def _check_notes(records: Sequence[Record]) -> list[str]:
+def check_notes(records: Sequence[Record]) -> list[str]:
+    """Return each note of a check, with the models that it applies to."""
     models: dict[str, dict[str, None]] = {}
     for record in records:
         if record.check and record.check.note:
@@ -399,7 +396,7 @@ def _print_decisions(console: Console, decisions: Sequence[Decision]) -> None:
 
 def print_baseline(out: TextIO, kept: Sequence[Record], place: str, budget: Budget) -> None:
     """Print the runs of each case in a baseline, the slowdown that raises an alarm, and the baseline's path."""
-    console, lacking, rows = console_on(out), "", []
+    console, lacking, rows, doubted = console_on(out), "", [], set[str]()
     for case_id in dict.fromkeys(record.case_id for record in kept):
         of_case = baseline.newest_environment([record for record in kept if record.case_id == case_id])
         runs = runs_ms(of_case)
@@ -407,9 +404,14 @@ def print_baseline(out: TextIO, kept: Sequence[Record], place: str, budget: Budg
         lacking = lacking or (alarms.too_few(of_case) if bound is None else "")
         counts = map(str, (len(runs), len(alarms.apart(of_case)), sum(map(len, runs))))
         least = "-" if bound is None else f"{100 * max(math.expm1(bound), MIN_EFFECT):+.1f} %"
-        rows.append([case_id, *counts, figure(centre_ms(runs)), least])
+        doubted.add(word := doubts.short(*of_case))
+        rows.append([case_id, *counts, f"{figure(centre_ms(runs))} {word}".strip(), least])
     columns = ["case", *figures("runs", "12 h apart", "processes", "median ms", "alarm from")]
+    if warning := doubts.warning(kept):
+        console.print(warning, markup=False)
     print_rows(console, columns, rows, f"baseline of {kept[0].device_id}")
+    for meaning in doubts.meanings(doubted):
+        console.print(meaning, markup=False)
     console.print(f"Alarm: {alarms.SLOWER_DAYS} results this much slower, at least a day apart.\n{budget}")
     if lacking:
         console.print(f"No alarm yet: {lacking}", markup=False)

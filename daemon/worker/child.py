@@ -106,13 +106,14 @@ class StageClock:
     def __init__(self, pipe: BinaryIO, job: Job, permits: BinaryIO | None = None) -> None:
         self._pipe, self._permits = pipe, permits
         self._current: StageName | None = None
+        self._done = ""
         self._started_ns = time.monotonic_ns()
         self.seconds: dict[str, float] = {"spawn_s": (self._started_ns - job.spawned_ns) / 1e9}
 
     def enter(self, name: StageName, done: str = "") -> None:
-        """End the current stage and begin this one, or report the progress `done` of the same stage."""
+        """End the current stage and begin this one; `done` says how long it is silent, or how far it is."""
         self.leave()
-        self._current, self._started_ns = name, time.monotonic_ns()
+        self._current, self._done, self._started_ns = name, done, time.monotonic_ns()
         send(self._pipe, Stage(name, done))
 
     def wait_for_turn(self, then: StageName | None = None) -> None:
@@ -122,12 +123,12 @@ class StageClock:
         if self._permits:
             self._permits.readline()
         if then:
-            self.enter(then)
+            self.enter(then, self._done)
 
     def go_on(self, done: str = "") -> None:
         """Report the progress of the stage, which restarts its deadline unless it is a check."""
         if self._current:
-            send(self._pipe, Stage(self._current, done))
+            send(self._pipe, Stage(self._current, done or self._done))
 
     def keep(self, outcome: Outcome) -> None:
         """Send the results so far, which count even if a later stage does not finish."""

@@ -13,7 +13,7 @@ import torch
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.machine.standard_streams import STDERR, lasting
 from benchd.daemon.machine.ticker import ticker_of
-from benchd.daemon.measuring.protocol import Stage
+from benchd.daemon.measuring.protocol import Stage, silent
 from benchd.daemon.profiling.profile import CollectedProfile, ProfileJob
 from benchd.daemon.worker import building, builds, child
 from benchd.daemon.worker.profiling.nvtx import named_range
@@ -81,12 +81,26 @@ def _results(work: Work, tell: Callable[[Stage], None]) -> dict[str, Any]:
         tell(Stage("measure", name))
         module, field = METHODS[name]
         try:
+            if name != "memory":  # its result does not depend on what is printed
+                tell(Stage("measure", f"{name}, {silent(_seconds(work, name))}"))
             method = importlib.import_module(f"benchd.daemon.worker.profiling.{module}")
             results[field] = method.run(work)
         except (Exception, SystemExit) as error:  # torch may raise anything
             status, work.missing[name] = child.diagnose(error)
             results["failed"] += [name] * (status == "failed")
     return results
+
+
+def _seconds(work: Work, name: str) -> float:
+    """Return about how long a method takes, from a step that is timed first."""
+    job, step_s = work.job, work.timed(work.step) / 1e9
+    steps, more_s = {
+        "layers": (3 * job.runs + 10, 2.0 + 2 * job.hold_s + job.energy_s),
+        "break-even": (18 * 8 * job.runs, 18 * job.energy_s),  # 18 rates, with and without spikes, 4 runs each
+        "benchmark": (5 * job.runs, 2.0),
+        "torch": (5 * (job.warm_up + job.steps), 2.0),
+    }[name]
+    return steps * step_s + more_s
 
 
 def _capture(work: Work) -> None:

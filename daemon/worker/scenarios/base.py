@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from benchd.daemon.measuring.protocol import Job, Outcome
+from benchd.daemon.measuring.protocol import Job, Outcome, silent
 from benchd.daemon.records import Window
 from benchd.daemon.verdicts import timings
 from benchd.daemon.worker import measure, peaks
@@ -106,7 +106,7 @@ class Scenario:
         before = run.forget_peaks()
         run.rest()
         with warmed_up(run, [self.step(run, loaded) for loaded in run.models]) as streams:
-            run.stages.enter("measure")
+            run.stages.enter("measure", silent(self.silent_s(run)))
             self.measure(run, streams)
         process = run.outcome.process
         if process.memory:
@@ -117,6 +117,12 @@ class Scenario:
             run.stages.enter("check", "of the timed answers")
             _audit(streams.steps, run.models[0], run.expected, run.outcome)
         return list({place: None for step in streams.steps for place in step.sample.met})
+
+    def silent_s(self, run: Run) -> float:
+        """Return about how long the timed section takes, in which nothing may be printed."""
+        job, warm_up = run.job, run.outcome.process.warm_up
+        run_s = warm_up.seconds / warm_up.runs if warm_up and warm_up.runs else 0.0
+        return (job.limits.rule.cap_s + run_s) * (2 if job.interleaved else 1) + 2 * job.hold_s
 
     def measure(self, run: Run, streams: Streams) -> None:
         """Time the runs and record them."""

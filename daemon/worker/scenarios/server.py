@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from benchd.daemon.errors import BenchdError
 from benchd.daemon.records import Load, Requests, Trial, Window
 from benchd.daemon.verdicts import statistics, timings
-from benchd.daemon.verdicts.demand import CONFIRMATIONS, LEAST_SHARE, RATE_SHARE, TRIAL_SHARE
+from benchd.daemon.verdicts.demand import CONFIRMATIONS, LEAST_SHARE, MOST_TRIALS, RATE_SHARE, TRIAL_SHARE
 from benchd.daemon.worker import measure
 from benchd.daemon.worker.scenarios import base
 from benchd.daemon.worker.scenarios.base import Run, Scenario
@@ -41,6 +41,13 @@ class Server(Scenario):
 
     is_paused = True
     is_inference = False
+
+    def silent_s(self, run: Run) -> float:
+        """Return about how long the requests take; a search for the highest rate may take several times as long."""
+        load, cap_s = run.job.case.load, run.job.limits.rule.cap_s
+        if load is None or load.rate_hz is None:
+            return cap_s * (MOST_TRIALS * TRIAL_SHARE + 1)
+        return request_count(load.rate_hz, cap_s, load.percentile) / load.rate_hz
 
     def measure(self, run: Run, streams: Streams) -> None:
         """Answer requests and record the latency and outcome of each."""

@@ -3,6 +3,7 @@
 import io
 import math
 from dataclasses import replace
+from typing import get_args
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from records_made import ENVIRONMENT, accuracy, blocks, made, timing
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Machine
+from benchd.daemon.measuring.protocol import StageName
 from benchd.daemon.records import (
     ArtifactFacts,
     BlocksResult,
@@ -193,10 +195,10 @@ def test_what_is_left_counts_down_at_the_pace_of_the_processes_that_ended_or_is_
 
 def test_a_timed_stage_says_how_long_the_clock_stands_still():
     cold = plan.plan([Suite(models=["square"], variants=["eager"], scenarios=["cold_start"])], LimitsConfig(), PLAN_ON)
-    assert console._silence(PLAN[0], "measure") == "; this timer pauses for about 5 s"
-    assert console._silence(cold[0], "load") == "; this timer pauses until its first answer"
-    ticking = ("import", "build", "check", "idle", "warm_up", "probe")
-    assert [stage for stage in ticking if console._silence(PLAN[0], stage)] == []
+    assert console._silence(cold[0], "load") == ", about 5 s without a sign until its first answer"
+    assert [console._silence(*quiet) for quiet in ((cold[0], "check"), (PLAN[0], "measure"))] == ["", ""]
+    timed = [stage for stage in get_args(StageName) if not console._ticks(PLAN[0].case, stage)]
+    assert timed == ["measure"]
 
 
 def test_the_plan_says_what_runs_what_cannot_and_how_long():
@@ -225,6 +227,20 @@ def test_each_run_of_a_baseline_counts_alike_in_the_median_that_is_shown():
     runs = ((10.0, 3), (10.0, 3), (11.0, 15))
     processes = [[ProcessResult(status="ok", timing=timing(median_ms))] * count for median_ms, count in runs]
     baseline = [made(run_id=f"r{n}", suite_id=f"r{n}", processes=of_run) for n, of_run in enumerate(processes)]
+    assert "10.32" in printed(baseline)
+
+
+def printed(baseline):
     out = io.StringIO()
     print_baseline(out, baseline, "stored in kept", Budget(1, {}))
-    assert "10.32" in out.getvalue()
+    return out.getvalue()
+
+
+def test_a_doubt_about_the_times_of_a_baseline_stands_beside_them():
+    process = ProcessResult(status="ok", timing=timing(4.5))
+    drifting, busy = (printed([made(processes=[process], flags=[flag])]) for flag in ("correlated_blocks", "steal"))
+    assert "4.5 drifts" in drifting
+    assert "drifts: the time drifts, so the interval may be too narrow" in drifting
+    assert busy.startswith("BUSY MACHINE: other processes slowed vim_tiny")
+    assert "4.5 busy" in busy
+    assert "drifts" not in busy

@@ -107,3 +107,12 @@ def test_a_stage_that_goes_on_says_how_far_it_is(tmp_path):
     stages.go_on("image 2 of 5")
     lines = [msgspec.json.decode(line, type=Stage) for line in pipe.getvalue().splitlines()]
     assert lines == [Stage("accuracy"), Stage("accuracy", "image 2 of 5")]
+
+
+def test_a_timed_stage_says_how_long_it_is_silent_whenever_its_turn_comes_back(tmp_path):
+    stages = child.StageClock(pipe := io.BytesIO(), job(tmp_path))
+    stages.enter("measure", "about 5 s without a sign")
+    stages.wait_for_turn("measure")
+    stages.go_on()
+    lines = [msgspec.json.decode(line, type=Stage) for line in pipe.getvalue().splitlines()]
+    assert [line.done for line in lines if line.name == "measure"] == ["about 5 s without a sign"] * 3
