@@ -33,6 +33,11 @@ from benchd.daemon.shipping.race import Race, RaceResult
 from benchd.daemon.verdicts import doubts
 
 BENCHD = Path(sys.executable).with_name("benchd")
+ROUNDS = (
+    "each round times every variant that is left in a fresh process, until one wins and more processes confirm it; "
+    "b1: one input at a time; [...]: the range of a value\n"
+)
+INTERVAL = "[...]: where the true value lies with 95 % confidence"
 ENERGY_UNITS = {"J": 1, "mJ": 1e-3, "uJ": 1e-6}
 
 app = application()
@@ -164,6 +169,7 @@ def _ship(
     The machine's lock is held throughout: the log of a race that is still running must not be read, let alone replaced.
     """
     supervisor = Supervisor(session, candidates)
+    sys.stderr.write(ROUNDS)
     with session.measuring(ending()):
         shipping.refuse_existing(out)  # another process may have created the folder while this one waited
         course = Race(supervisor, ship_limits, minutes, sys.stderr)
@@ -180,7 +186,7 @@ def _ship(
         except shipping.NotShipped as error:
             sys.stderr.write(f"error: {error}\n")
             return 130 if session.interrupted else 1
-    _write(ShipReport(result, str(out), shipped), _told(shipped, result, out, course.measured_s), json=json)
+    _write(ShipReport(result, str(out), shipped), _told(shipped, result, out, course), json=json)
     if page:
         written = report.page(out, _page_of(out))
         (sys.stderr if json else sys.stdout).write(f"{written}\n")
@@ -196,7 +202,8 @@ def _page_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.html")
 
 
-def _told(shipped: Manifest, result: RaceResult, out: Path, measured_s: float) -> str:
+def _told(shipped: Manifest, result: RaceResult, out: Path, course: Race) -> str:
+    check = course.named(str(result.winner)).raced[0].check
     promised, case = shipped.promised, shipped.case
     interval = f" [{promised.low_ms:.4g}, {promised.high_ms:.4g}]" if promised.low_ms and promised.high_ms else ""
     others = [name for name in result.tied if name != result.winner]
@@ -208,7 +215,9 @@ def _told(shipped: Manifest, result: RaceResult, out: Path, measured_s: float) -
         f"{shipped.name} b{case.batch_size}: ship: {result.winner}  {promised.latency_ms:.4g}{interval} ms"
         f"{tied}{doubtful}",
         f"    {shipped.against}{doubtful}",
+        *([f"    {INTERVAL}"] if "[" in f"{interval}{shipped.against}" else []),
+        *([f"    check: {check.note}"] if check and check.note else []),
         f"    {out}: {files} files, {sum(resource.bytes for resource in shipped.resources) / 1e6:.1f} MB, "
-        f"after {measured_s:.0f} s of measuring; `benchd verify {out}` tests it",
+        f"after {course.measured_s:.0f} s of measuring; `benchd verify {out}` tests it",
     ]
     return "\n".join(lines)

@@ -63,6 +63,7 @@ def verify(
         sys.stdout.write(msgspec.json.encode(verified).decode() + "\n")
     else:
         sys.stdout.write(f"{promise.line(verified)}\n")
+        sys.stdout.writelines(f"    {text}\n" for text in promise.explained(verified))
         if verified.rebuilt:
             sys.stdout.write(f"    rebuilt: {verified.rebuilt}\n")
         sys.stdout.writelines(f"    changed since: {change}\n" for change in verified.changed)

@@ -199,7 +199,7 @@ def _of_folder(folder: Path, settings: Config, device: str, start: Start, as_jso
         verified = verifying.verify(folder, shipped, session, plan.limited(race.LIMITS, settings.limits))
     if session.interrupted:
         return 130
-    words = [promise.line(verified)]
+    words = [promise.line(verified), *(f"    {text}" for text in promise.explained(verified))]
     words += [f"    {verified.layers.sentence}"] if verified.layers and verified.answer != "slower" else []
     words += [f"    changed since: {change}" for change in verified.changed]
     sys.stdout.write((msgspec.json.encode(verified).decode() if as_json else "\n".join(words)) + "\n")

@@ -27,6 +27,8 @@ def print_comparisons(out: TextIO, comparisons: Sequence[Comparison], as_json: b
     columns = [HEADINGS[0], *figures(*HEADINGS[1:-1]), HEADINGS[-1]]
     rows = [_row(comparison) for comparison in sorted(comparisons, key=_calm)]
     print_rows(console, columns, rows, TITLE)
+    for meaning in _meanings(comparisons):
+        console.print(meaning, markup=False)
     for remark in _all_remarks(comparisons):
         console.print(remark, markup=False)
 
@@ -76,6 +78,20 @@ def _remarks(comparison: Comparison, case: str) -> list[str]:
     reasons = [f"{verdict.answer}: {case}{verdict.reason}"] if verdict.reason else []
     reasons += [f"where: {case}{layers.sentence}{comparison.mark}"] if layers else []
     return reasons + [f"note: {case}{note}" for note in comparison.notes]
+
+
+def _meanings(comparisons: Sequence[Comparison]) -> list[str]:
+    """Return in plain words what the intervals and verdicts of these comparisons mean."""
+    answers = {comparison.verdict.answer for comparison in comparisons}
+    has_interval = any(comparison.verdict.interval for comparison in comparisons)
+    meanings = {
+        "[...]: where the true change lies, with the confidence given": has_interval,
+        "FASTER, SLOWER: the interval excludes 0, and the change is large enough to count": {"faster", "slower"}
+        & answers,
+        "SAME: a change that counts is ruled out": "same" in answers,
+        "INCONCLUSIVE: neither a change nor the absence of one is shown": "inconclusive" in answers,
+    }
+    return [text for text, is_shown in meanings.items() if is_shown]
 
 
 def _case(comparison: Comparison) -> str:

@@ -14,7 +14,7 @@ from benchd.daemon.journal import explaining
 from benchd.daemon.machine.installed import adding
 from benchd.daemon.records import Record, of_range
 from benchd.daemon.reporting.cells import COLUMNS, cells
-from benchd.daemon.reporting.console import print_decisions
+from benchd.daemon.reporting.console import check_notes, print_decisions
 from benchd.daemon.reporting.results_table import machine
 from benchd.daemon.reporting.tables import escaped, markdown_table
 from benchd.daemon.verdicts import results
@@ -108,7 +108,7 @@ def _clocks(group: Sequence[Record]) -> str:
 
 
 def caveats(records: Sequence[Record]) -> list[str]:
-    """Return the limits of the figures: intervals within one process, and the scope of energies."""
+    """Return the limits of the figures: intervals within one process, notes of checks, and the scope of energies."""
     single = sum(sum(process.timing is not None for process in record.processes) == 1 for record in records)
     notes = []
     if single:
@@ -116,7 +116,7 @@ def caveats(records: Sequence[Record]) -> list[str]:
             f"{single} of {len(records)} records with only one process: the interval is for that process alone; "
             "bench-once --processes 5 also captures how processes differ"
         )
-    return notes + [
+    return [*notes, *check_notes(records)] + [
         f"energy: {scope}" for scope in sorted({record.energy.scope for record in records if record.energy})
     ]
 

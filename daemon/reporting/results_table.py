@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -16,9 +17,10 @@ from benchd.daemon.verdicts.figures import dropped_half, energy_error_share, mem
 from benchd.daemon.verdicts.recommend import agreement, variant_name
 
 ALL_COLUMNS, FEW_COLUMNS, ONE_LINE = 160, 120, 80  # minimum terminal width for each form
+FOLDED = 8  # minimum width of a column of text
 MEANINGS = {
     "eager": "plain PyTorch",
-    "custom": "our own kernels",
+    "custom": "our own kernels, (c) in C or (triton) in Triton",
     "compile": "torch.compile",
     "aoti": "compiled ahead by AOTInductor",
     "cudagraph": "replayed as a CUDA graph",
@@ -47,8 +49,8 @@ def print_table(console: Console, records: Sequence[Record]) -> None:
     for line in dict.fromkeys(machine(record.environment) for record in measured):
         console.print(line, markup=False)
     records = sorted(records, key=lambda record: not _is_alarming(record))
-    if console.width >= FEW_COLUMNS:
-        console.print(_wide(records, console.width))
+    if console.width >= FEW_COLUMNS and _fits(wide := _wide(records, console.width), console.width):
+        console.print(wide)
     elif console.width >= ONE_LINE:
         for name in dict.fromkeys(map(_model, records)):
             console.print(_narrow(name, [record for record in records if _model(record) == name]))
@@ -57,19 +59,27 @@ def print_table(console: Console, records: Sequence[Record]) -> None:
             console.print(_block(record))
 
 
+def _fits(table: Table, width: int) -> bool:
+    """Return whether the figures fit into a table this wide, and the other columns are readable."""
+    longest = (max(map(cell_len, map(str, column.cells))) if column.no_wrap else FOLDED for column in table.columns)
+    return sum(longest) + 3 * len(table.columns) + 1 <= width
+
+
 def terms(records: Sequence[Record], width: int) -> list[str]:
     """Return explanations of the terms that appear in a table of this width."""
     timed = [record for record in records if record.timing]
     checks = [record.check for record in timed if record.check]
     parts = {part for record in timed for part in record.case.variant.label.split("-")}
     doubted = set(map(doubts.short, timed))
-    named = ", ".join(f"{part} is {meaning}" for part, meaning in MEANINGS.items() if part in parts)
+    most = max((record.case.batch_size for record in timed), default=1)
+    size = f"b{most} is {most} inputs at a time" if most > 1 else "b1 is one input at a time"
+    named = "; ".join([*(f"{part} is {meaning}" for part, meaning in MEANINGS.items() if part in parts), size])
     explanations = {
-        f"variants: {named}": bool(named),
+        f"variants: {named}": bool(timed),
         "[95 %] or ±: where the true median lies with 95 % confidence": any(
             record.timing and record.timing.low_ms for record in timed
         ),
-        **{f"{word}: {meaning}": word in doubted for word, (_, meaning) in doubts.SHORT.items()},
+        **dict.fromkeys(doubts.meanings(doubted), True),
         "p99: 99 % of the runs are faster; needs 662 runs per process": width >= ALL_COLUMNS
         and any(record.timing and record.timing.p99_ms for record in timed),
         "check: the largest error against float64, as a share of the largest answer": bool(checks),
@@ -77,6 +87,7 @@ def terms(records: Sequence[Record], width: int) -> list[str]:
             width >= ALL_COLUMNS and record.x_of_floor is not None for record in records
         ),
         "void: the check cannot give a verdict, often because weights are random": any(map(_is_void, checks)),
+        "images agree: the variant gives them the same class as float64": any(map(agreement, checks)),
         "flipped: the share of spikes that differ from float64": any(check.flipped_share for check in checks),
     }
     return [term for term, is_shown in explanations.items() if is_shown]

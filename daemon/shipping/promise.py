@@ -72,17 +72,19 @@ def judge(
     is_golden: bool,
     rebuilt: str = "",
     confirmed: Sequence[ProcessResult] = (),
+    promise_flags: Sequence[str] = (),
 ) -> VerificationResult:
     """Return the verdict on the measured folder; `is_golden` is False if its answers differ from the golden ones.
 
-    `confirmed` are the processes on which the promise is based, and `rebuilt` says why the plan was rebuilt.
+    `confirmed` are the processes on which the promise is based, `promise_flags` what puts it in doubt, and `rebuilt`
+    says why the plan was rebuilt.
     """
     now_ms, promised = process_medians_ms([record]), shipped.promised
     elsewhere = other_machine(shipped.environment, record.environment)
     checked = None if record.check is None else recommend.wrong(record)
     answer, reason, change = _answer(promised.processes_ms, now_ms)
-    doubtful = doubts.busy([record]) if answer == "kept" else doubts.of(record)
-    reason = "; ".join(filter(None, [reason, doubts.words(doubtful)]))
+    doubtful = f"the promise is doubtful: {doubts.words(promise_flags)}" if promise_flags else ""
+    reason = "; ".join(filter(None, [reason, doubts.words(doubts.of(record)), doubtful]))
     if not is_golden or checked:
         answer, reason = "broken", record.reason or checked or ""
     elif record.status != "ok":
@@ -141,6 +143,18 @@ def other_machine(promised: Environment, now: Environment) -> str | None:
     values = ((getattr(promised, name), getattr(now, name), name) for name in CLASS)
     different = [f"{name} {was}, not {current}" for was, current, name in values if was != current]
     return "; ".join(different) or None
+
+
+def explained(verified: VerificationResult) -> list[str]:
+    """Return lines that say in plain words what the verdict and its interval mean."""
+    meaning = {
+        "kept": f"a slowdown of {100 * SLOWDOWN:g} % or more is ruled out",
+        "slower": "it is slower by more than runs of the same code differ",
+        "faster": "it is faster by more than runs of the same code differ",
+    }.get(verified.answer)
+    interval = "[...]: where the true change lies with 95 % confidence; runs of the same code differ by a few per cent"
+    lines = [f"{verified.answer}: {meaning}"] * bool(meaning)
+    return lines + [interval] * (verified.change_low is not None)
 
 
 def line(verified: VerificationResult) -> str:

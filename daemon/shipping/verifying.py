@@ -17,7 +17,7 @@ from benchd.daemon.records import Environment, Inputs, UserFile, UserModel, User
 from benchd.daemon.shipping import manifest, promise, race
 from benchd.daemon.shipping.manifest import CODE, NOT_GOLDEN, ONNX, PLAN, WEIGHTS, Manifest
 from benchd.daemon.shipping.promise import VerificationResult
-from benchd.daemon.verdicts import results
+from benchd.daemon.verdicts import doubts, results
 from benchd.models import catalog
 
 PROCESSES = 5
@@ -123,8 +123,15 @@ def verify(
                     break
     record = recording.of_planned(entry, run, run_id, outcomes)
     is_golden = not (record.reason or "").startswith(NOT_GOLDEN)
-    confirmed = results.read(folder)[-1].processes
-    return promise.judge(shipped, record, is_golden=is_golden, rebuilt=rebuilt, confirmed=confirmed)
+    promised = results.read(folder)[-1]
+    return promise.judge(
+        shipped,
+        record,
+        is_golden=is_golden,
+        rebuilt=rebuilt,
+        confirmed=promised.processes,
+        promise_flags=doubts.of(promised),
+    )
 
 
 def _unreadable(shipped: Manifest, reason: str) -> VerificationResult:

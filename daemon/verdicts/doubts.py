@@ -1,6 +1,6 @@
 """The reasons to doubt the times of records, and the words for them next to the figures; pure."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from benchd.daemon.records import Record
 
@@ -36,7 +36,7 @@ PLAIN = BUSY | {
     "major_faults": "memory read from disk",
     "one_in_flight": "one run at a time",
     "other_threads": "number of threads set by the model",
-    "probes_moved": "peak rates changed",
+    "probes_moved": "device speed changed",
     "repeated_input_untested": "not tested for cached answers",
     "shared_cpus": "more threads than CPUs",
     "throttled": "clocks throttled",
@@ -79,9 +79,15 @@ def mark(records: Iterable[Record]) -> str:
     return f" ({words(flags)})" if flags else ""
 
 
-def short(record: Record) -> str:
-    """Return the word beside a time in a table for the worst doubt about it; empty if there is none."""
-    return next((word for word, (flags, _) in SHORT.items() if flags & set(record.flags)), "")
+def short(*records: Record) -> str:
+    """Return the word beside a time in a table for the worst doubt about its records; empty if there is none."""
+    found = {flag for record in records for flag in record.flags}
+    return next((word for word, (flags, _) in SHORT.items() if flags & found), "")
+
+
+def meanings(words: Container[str]) -> list[str]:
+    """Return a line for each of these words that is beside a time in a table."""
+    return [f"{word}: {meaning}" for word, (_, meaning) in SHORT.items() if word in words]
 
 
 def warning(records: Iterable[Record]) -> str | None:

@@ -384,7 +384,8 @@ def why_not(record: Record, requirements: Requirements) -> str | None:
 
 def _marked(record: Record, reason: str | None) -> str | None:
     """Return a reason that is based on a time, with any doubt about that time appended."""
-    return reason and f"{reason}{doubts.mark([record])}"
+    doubt = doubts.words(doubts.of(record))
+    return f"{reason} ({doubt})" if reason and doubt else reason
 
 
 def disqualified(record: Record) -> str | None:

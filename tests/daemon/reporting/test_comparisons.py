@@ -1,5 +1,6 @@
-"""Comparisons as JUnit XML, which fails what the command fails, and as Markdown."""
+"""Comparisons on a terminal, as JUnit XML, which fails what the command fails, and as Markdown."""
 
+import io
 from xml.etree import ElementTree
 
 import pytest
@@ -32,6 +33,16 @@ def test_a_test_fails_where_the_command_does(fail_on, outcomes):
     assert (suite.get("tests"), suite.get("failures")) == ("4", str(outcomes.count("failure")))
     assert bool(exit_code(GIVEN, fail_on)) == ("failure" in outcomes)
     assert "+10.00 % [+5.00, +20.00 at 95 %]" in (suite[1][0].get("message") or suite[1][0].text)
+
+
+def test_the_terminal_explains_the_interval_and_each_verdict_that_it_shows():
+    out = io.StringIO()
+    comparisons.print_comparisons(out, [one("same"), one("faster")], as_json=False)
+    text = out.getvalue()
+    assert "[...]: where the true change lies, with the confidence given" in text
+    assert "FASTER, SLOWER: the interval excludes 0" in text
+    assert "SAME: a change that counts is ruled out" in text
+    assert "INCONCLUSIVE" not in text
 
 
 def test_what_was_broken_off_is_an_error_unless_it_fails():

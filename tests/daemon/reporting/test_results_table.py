@@ -62,6 +62,14 @@ def test_no_number_is_cut_and_no_line_too_long(width):
         assert number in text
 
 
+def test_a_table_whose_figures_do_not_fit_into_its_columns_takes_the_narrower_form():
+    memory = Memory(rss_peak_bytes=31431 * 2**20, worker_peak_bytes=41866 * 2**20)
+    fields = {"case": case("custom-cudagraph-fp16"), "kernels_ran": "triton", "memory": memory, "flags": ["steal"]}
+    text = table(120, [msgspec.structs.replace(RECORDS[0], **fields)])
+    assert "…" not in text
+    assert "104.32 ± 0.40 busy" in text
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_each_row_names_its_variant_and_what_failed_comes_first(width):
     text = table(width)
@@ -138,3 +146,8 @@ def test_the_terms_of_a_table_are_explained_where_it_has_them():
         "flipped",
     ]
     assert [term.partition(":")[0] for term in terms([plain], 200)] == USUAL
+    assert terms([plain], 200)[0] == (
+        "variants: custom is our own kernels, (c) in C or (triton) in Triton; fp16 is half precision; "
+        "b64 is 64 inputs at a time"
+    )
+    assert "images agree: the variant gives them the same class as float64" in terms(RECORDS, 200)
