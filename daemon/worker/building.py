@@ -10,10 +10,11 @@ from benchd.daemon.errors import Unsupported
 from benchd.daemon.machine.environment import variables
 from benchd.daemon.measuring.process import settings
 from benchd.daemon.measuring.protocol import Job, Outcome
+from benchd.daemon.records import UserModule
 from benchd.daemon.worker import backends, builds, device_memory, peaks, steps, user_code
 from benchd.daemon.worker.backends import LoadedModel
-from benchd.daemon.worker.child import StageClock
-from benchd.daemon.worker.structures import Batch, Tensors, tensors
+from benchd.daemon.worker.child import StageClock, blaming, folder_of
+from benchd.daemon.worker.structures import Batch, Tensors, tensors, trimmed, values
 from benchd.daemon.worker.workload import Workload, build
 from benchd.models import catalog
 
@@ -39,21 +40,34 @@ def built(job: Job, stages: StageClock, outcome: Outcome) -> Built:
     at_first = device_memory.held(outcome.device_uuid) if peaks.counted_by_driver(job) else ""
     stages.enter("build")
     workload = _workload(job, outcome)
-    stages.enter("export")
-    backends.prepare(job.case.variant, workload.source, device, job.case.batch_size)
-    stages.enter("load")
-    # set again, because building and exporting run a user's module, which may have changed the threads
-    _set_threads(job)
-    loaded = backends.load(job.case.variant, workload.source, device, workload.example(job.case.batch_size))
-    outcome.runtime = loaded.runtime
-    stages.leave()
-    pool = steps.batches(workload.images, job.case.batch_size, loaded)
-    loaded, first, first_ended_ns = _first_runs(loaded, pool, stages)
+    try:
+        stages.enter("export")
+        backends.prepare(job.case.variant, workload.source, device, job.case.batch_size)
+        stages.enter("load")
+        # set again, because building and exporting run a user's module, which may have changed the threads
+        _set_threads(job)
+        loaded = backends.load(job.case.variant, workload.source, device, workload.example(job.case.batch_size))
+        outcome.runtime = loaded.runtime
+        stages.leave()
+        pool = steps.batches(workload.images, job.case.batch_size, loaded)
+        loaded, first, first_ended_ns = _first_runs(loaded, pool, stages)
+    except Exception:
+        if job.module and job.inputs.samples:
+            _refuse_unread(job.module, job, workload)
+        raise
     others = _other_streams(job, workload, loaded, pool)
     outcome.kernels_ran = builds.kernels_ran(job.case.variant, device)
     outcome.software = builds.loaded()  # after the first run, which is timed in a cold start
     loaded = _counted(job, loaded, at_first, outcome)  # counted before the check, whose reference also takes memory
     return Built(workload, [loaded, *others], pool, first, first_ended_ns)
+
+
+def _refuse_unread(module: UserModule, job: Job, workload: Workload) -> None:
+    """Raise UsageError if the user's module cannot run on the user's own items, whatever the variant."""
+    read = ", ".join(f"{spec.name or 'an item'} {spec.dtype} {spec.shape}" for spec in workload.facts.inputs)
+    option = f"--inputs {workload.facts.inputs[0].file} ({read})"
+    with blaming(option, folder_of(module)), torch.inference_mode():
+        workload.plain(*values(trimmed(workload.example(job.case.batch_size))))
 
 
 def _workload(job: Job, outcome: Outcome) -> Workload:

@@ -13,7 +13,7 @@ import msgspec
 
 from benchd.daemon.errors import BenchdError, Unsupported, UsageError
 from benchd.daemon.measuring.protocol import Job, Message, Outcome, Stage, StageName
-from benchd.daemon.records import Stages, Status
+from benchd.daemon.records import Stages, Status, UserModule
 
 _NEEDS_AUTOGRAD = ("does not require grad and does not have a grad_fn", "nference tensor")
 _WITHOUT_AUTOGRAD = (
@@ -43,7 +43,7 @@ def diagnose(error: Exception | SystemExit, job: Job | None = None) -> tuple[Sta
         traceback.print_exception(error)
     text, where = _message(error), ""
     if job and job.module:
-        where = _frame(error, Path(job.module.folder or Path(job.module.where).parent))
+        where = _frame(error, folder_of(job.module))
     if isinstance(error, SystemExit):
         return "failed", f"{where}it ends the process with sys.exit({error.code!r}): raise an error instead"
     if where and any(words in text for words in _NEEDS_AUTOGRAD):
@@ -54,15 +54,20 @@ def diagnose(error: Exception | SystemExit, job: Job | None = None) -> tuple[Sta
     return "failed", f"{where}{kind}{text}"  # benchd's own messages are clear without a class name
 
 
+def folder_of(module: UserModule) -> Path:
+    """Return the folder of a user's module."""
+    return Path(module.folder or Path(module.where).parent)
+
+
 @contextmanager
-def blaming(option: str, file: str) -> Iterator[None]:
-    """Raise UsageError, with the user's line, for an exception of the code in `file`, which was given as `option`."""
+def blaming(option: str, folder: Path) -> Iterator[None]:
+    """Raise UsageError, with the last line in the user's `folder`, for an exception in what `option` gave."""
     try:
         yield
     except BenchdError:
         raise
-    except Exception as error:
-        where = _frame(error, Path(file).parent)
+    except (Exception, SystemExit) as error:
+        where = _frame(error, folder)
         raise UsageError(f"{option}: {where}{type(error).__name__}: {_message(error)}") from error
 
 

@@ -53,7 +53,7 @@ class Metric:
         The metric may change its arguments.
         """
         count = len(targets)
-        with blaming(self.option, self.file):
+        with blaming(self.option, Path(self.file).parent):
             given = self.judge(answers, targets)
         if isinstance(given, Mapping):
             raise UsageError(f"{self.option}: it returns {', '.join(map(str, given))}; return one of these numbers")
@@ -73,7 +73,7 @@ def open_metric(text: str) -> Metric:
     option = f"--metric {Path(place).name}"
     scorer = function_of(place, option)
     if not hasattr(scorer, "update") or inspect.isclass(scorer):
-        with blaming(option, file):
+        with blaming(option, Path(file).parent):
             scorer = scorer() if _needs_nothing(scorer) else scorer
     if hasattr(scorer, "update") and hasattr(scorer, "compute"):
         return Metric(name, better, _of_object(scorer), file)
@@ -259,8 +259,8 @@ def _joined(batches: Sequence[Any], size: int) -> PerItem:
         each = [by_path[path] for by_path in by_batch]
         if other := [value for value in each if value.shape[:1] != (size,)]:
             raise UsageError(
-                f"--metric: the model's {path} is {list(other[0].shape)} for {size} items: return one answer per item, "
-                "first axis"
+                f"--metric: the module's {path} is {list(other[0].shape)} for a batch of {size}: leave out of its "
+                "answer whatever does not have the items as its first axis"
             )
         same = len({value.shape for value in each}) == 1
         joined[path] = torch.cat(each) if same else [item for value in each for item in value]

@@ -70,7 +70,7 @@ def _counted(model: Built, job: Job, outcome: Outcome) -> None:
     plain, example = model.workload.plain, model.workload.example(job.case.batch_size)
     is_own = job.case.model not in catalog.MODELS
     if is_own:
-        # torch's formulas import sympy, which a cold start must not wait for
+        # torch's formulas import Triton, for which a cold start must not wait
         from benchd.daemon.worker import counting  # noqa: PLC0415
 
         outcome.counted = counting.count(plain, example)

@@ -145,7 +145,7 @@ def open_samples(text: str) -> StoredItems:
         targets = arrays.pop(TARGETS, None)
         sha256 = sha256_of(Path(text))
     else:
-        with blaming(option, text.rpartition(":")[0]):
+        with blaming(option, Path(text).parent):
             items = list(_yielded(text, option))
         (arrays, lengths), targets = _gathered([inputs for inputs, _ in items], option), [target for _, target in items]
         targets = None if all(target is None for target in targets) else targets
@@ -271,7 +271,7 @@ def _fed(value: Tensor, label: str) -> Tensor:
 def function_of(text: str, option: str) -> Any:
     """Return the function FILE.py:FUNCTION, whose file is not part of the model's code; raise UsageError if absent."""
     where, _, name = text.rpartition(":")
-    with blaming(option, where):
+    with blaming(option, Path(where).parent):
         source = user_module.imported(where, "", option)
     del sys.modules[source.__name__]
     if not hasattr(source, name):

@@ -63,6 +63,8 @@ def takes(module: nn.Module, specs: Sequence[InputSpec]) -> nn.Module:
         signature.bind(*by_place, **user_inputs.nested(dict.fromkeys(names)))
     except TypeError as error:
         given = " ".join(f"--input {spec}" for spec in specs)
+        if specs and user_inputs.are_samples(specs[0].file):
+            given = f"--inputs {specs[0].file} has {', '.join(names) or len(by_place)}"
         raise UsageError(
             f"{given}: {type(module).__name__}.forward{signature}: {error}; give each of its inputs, by name as in "
             "--input ids=int64:16, and the entries of a dict as in --input batch.ids=int64:16"

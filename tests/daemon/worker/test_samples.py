@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from worker_jobs import changed, job, run_here, user_module
 
 from benchd.daemon.errors import UsageError
-from benchd.daemon.records import InputSpec
+from benchd.daemon.records import InputSpec, Variant
 from benchd.daemon.worker.samples import open_samples
 from benchd.daemon.worker.structures import trimmed
 
@@ -162,6 +162,15 @@ def test_a_damaged_file_is_refused(tmp_path, name):
 def test_a_function_of_other_than_items_is_refused(code, function, reason):
     with pytest.raises(UsageError, match=reason):
         open_samples(f"{code}:{function}")
+
+
+@pytest.mark.parametrize("variant", ["eager", "onnxruntime"])
+def test_items_that_the_module_cannot_run_are_wrong_input_whatever_the_variant(tmp_path, variant):
+    np.savez(tmp_path / "a.npz", x=np.zeros((9, 3, 4, 5)))
+    a_job = job(tmp_path, module=user_module(tmp_path), variant=Variant.parse(variant))
+    outcome = run_here(changed(a_job, samples=str(tmp_path / "a.npz")))
+    assert outcome.process.reason.startswith("--inputs a.npz (an item float32 [3, 4, 5]): net.py:15: in forward: ")
+    assert (outcome.flags, "1x60" in outcome.process.reason) == (["usage_error"], True)
 
 
 def test_a_case_is_measured_and_checked_on_them_and_its_record_names_their_hash(tmp_path):
