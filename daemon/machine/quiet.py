@@ -66,6 +66,7 @@ def settle(start: Start, wake: socket.socket, is_over: Callable[[], bool]) -> No
     answer = _answer(start.answers, start.out, wake) if start.answers else "g"
     if answer == "s":
         raise KeyboardInterrupt
+    show(start.out, "start")
     wait_until_quiet(ASKED_QUIET_S if answer == "w" else 0.0, start.out, is_over)
 
 

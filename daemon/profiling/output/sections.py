@@ -88,9 +88,9 @@ def _sections(profile: Profile, sort: str) -> Iterator[Section]:
     if profile.memory:
         yield from _memory(profile.memory)
     if profile.benchmark:
-        yield _benchmark(profile.benchmark)
+        yield _benchmark(profile.benchmark, is_certain=not profile.doubts)
     if profile.layers:
-        yield from _layers(profile.layers)
+        yield from _layers(profile.layers, is_certain=not profile.doubts)
     if profile.break_even:
         yield _break_even(profile.break_even)
 
@@ -320,7 +320,7 @@ def _memory(memory: MemoryProfile) -> Iterator[Section]:
     yield Section("Largest allocations", "", ["category", "operator", "module", "MiB"], cells, words=3)
 
 
-def _benchmark(benchmark: BenchmarkProfile) -> Section:
+def _benchmark(benchmark: BenchmarkProfile, *, is_certain: bool) -> Section:
     timed = {"step": benchmark.step, "forward": benchmark.forward, "backward": benchmark.backward}
     rows = [
         [name, *(figure(ns, 1e-6) for ns in (times.median_ns, times.low_ns, times.high_ns)), str(times.runs)]
@@ -328,7 +328,7 @@ def _benchmark(benchmark: BenchmarkProfile) -> Section:
         if times
     ]
     note = f"{_throughput(benchmark)}, without a profiler."
-    if benchmark.overhead is not None:
+    if benchmark.overhead is not None and is_certain:
         note += f" The torch profiler adds {_percent(benchmark.overhead)} %."
     return Section("Benchmark", note, ["what", "median ms", "low ms", "high ms", "runs"], rows)
 
@@ -339,8 +339,8 @@ def _throughput(benchmark: BenchmarkProfile) -> str:
     return f"{figure(benchmark.throughput_per_s)} images per second, from a mean step of {mean_ms} ms"
 
 
-def _layers(layers: LayersProfile) -> Iterator[Section]:
-    summary = [_run_taken(layers)]
+def _layers(layers: LayersProfile, *, is_certain: bool) -> Iterator[Section]:
+    summary = [_run_taken(layers, is_certain=is_certain)]
     if layers.measured_energy_j is not None:
         error = figure(layers.measured_energy_err_j, 1e3)
         summary += [
@@ -394,7 +394,7 @@ RATES: Columns[RatePoint] = {
 }
 
 
-def _run_taken(layers: LayersProfile) -> str:
+def _run_taken(layers: LayersProfile, *, is_certain: bool) -> str:
     parts, run, added = (
         figure(ns, 1e-6) for ns in (layers.synchronised_ns, layers.fused_ns, layers.synchronised_ns - layers.fused_ns)
     )
@@ -404,10 +404,8 @@ def _run_taken(layers: LayersProfile) -> str:
             f"Timed by {layers.timed_by} itself, whose layers may each combine several of the model's: they take "
             f"{parts} ms in total, and a run without its profiler takes {run} ms. {variation}"
         )
-    return (
-        f"A run takes {parts} ms with a synchronisation around each part and {run} ms without: the synchronisation "
-        f"costs {added} ms. {variation}"
-    )
+    cost = f": the synchronisation costs {added} ms" if is_certain else ""
+    return f"A run takes {parts} ms with a synchronisation around each part and {run} ms without{cost}. {variation}"
 
 
 def _indented(rows: Sequence[LayerRow]) -> list[LayerRow]:

@@ -95,7 +95,7 @@ def _seconds(work: Work, name: str) -> float:
     """Return about how long a method takes, from a step that is timed first."""
     job, step_s = work.job, work.timed(work.step) / 1e9
     steps, more_s = {
-        "layers": (3 * job.runs + 10, 2.0 + 2 * job.hold_s + job.energy_s),
+        "layers": (3 * job.runs + 10, 5.0 + 2 * job.hold_s + job.energy_s),
         "break-even": (18 * 8 * job.runs, 18 * job.energy_s),  # 18 rates, with and without spikes, 4 runs each
         "benchmark": (5 * job.runs, 2.0),
         "torch": (5 * (job.warm_up + job.steps), 2.0),

@@ -136,6 +136,7 @@ def test_times_that_contradict_each_other_are_said_first_and_mark_every_finding(
     assert text.startswith(f"warning: {words}: {why}: times may be too long and gains are uncertain")
     assert f"1. selective_scan_fwd_kernel takes 60.6 % of the device's time ({words})\n" in text
     assert digits(profile) == 1
+    assert not any(words in text for words in ("profiler adds", "synchronisation costs"))
     assert quiet.doubts == {}
 
 
