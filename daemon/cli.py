@@ -98,8 +98,8 @@ def _exit_with(verb: str | None) -> None:
     out, file = lasting(sys.stdout, STDOUT, ticker)
     err, _ = lasting(sys.stderr, STDERR, ticker)
     with redirect_stdout(out), redirect_stderr(err):
-        if not LASTING & {*sys.argv[1:2]}:
-            show(err, "bench-once" if verb else " ".join(["benchd", *sys.argv[1:2]]))
+        name = "bench-once" if verb else " ".join(["benchd", *sys.argv[1:2]])
+        show(err, name, until_output=bool(LASTING & {*sys.argv[1:2]}))
         code = _code(verb)
         show(err, "")
         out.flush()

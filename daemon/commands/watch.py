@@ -12,6 +12,7 @@ from rich.live import Live
 from benchd.daemon.commands import application
 from benchd.daemon.commands.arguments import CaFile, CertificateFile, KeyFile, choices, mqtt_config
 from benchd.daemon.delivery.broker import configured
+from benchd.daemon.machine import ticker
 from benchd.daemon.machine.signals import as_interrupt
 from benchd.daemon.records import SamplerReport, Summary, Window
 from benchd.daemon.reporting.console import console_on
@@ -55,6 +56,7 @@ def watch_sensors(sources: list[str], seconds: float | None, out: TextIO) -> Non
     with suppress(KeyboardInterrupt), as_interrupt(), SamplerProcess(sources, PERIOD_S) as sampler, screen:
         while time.monotonic() < until:
             summaries, report = _next(sampler)
+            ticker.show(sys.stderr, "")  # `out` does not make room for it
             if out.isatty():
                 screen.update(sensors(summaries, report, console.width, most), refresh=True)
             else:

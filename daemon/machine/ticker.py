@@ -27,19 +27,22 @@ class Ticker:
         self._text, self._since_s, self._written_s = "", 0.0, time.monotonic()
         self._ahead: Callable[[], str] = str
         self._is_at_start = self._is_drawn = True
+        self._is_brief = False
         self._ticks, self._thread = threading.Event(), threading.Thread(target=self._run, daemon=True)
 
-    def show(self, text: str, *, ticks: bool = True, ahead: Callable[[], str] = str) -> None:
+    def show(
+        self, text: str, *, ticks: bool = True, ahead: Callable[[], str] = str, until_output: bool = False
+    ) -> None:
         """Draw this text from now on (none if empty): each second with the elapsed time, or once if not `ticks`.
 
-        What `ahead` returns each time is drawn before it.
+        What `ahead` returns each time is drawn before it. With `until_output`, the next output ends it.
         """
         with self._lock:
             if not self._thread.is_alive():
                 self._is_drawn = False
                 self._thread.start()
             self._since_s = self._since_s if text == self._text else time.monotonic()
-            self._text, self._ahead = text, ahead
+            self._text, self._ahead, self._is_brief = text, ahead, until_output
             if not (text and ticks):
                 self._ticks.clear()
                 self._erase()
@@ -52,6 +55,8 @@ class Ticker:
         with self._lock:
             if self._is_at_start:
                 self._erase()
+            if self._is_brief:
+                self._ticks.clear()
             self._written_s = time.monotonic()
             self._is_at_start = bytes(data[-1:]) == b"\n" if len(data) else self._is_at_start
 
@@ -99,9 +104,9 @@ def ticker_of(stream: TextIO | None) -> Ticker | None:
     return Ticker(stream.fileno()) if stream and can_draw else None
 
 
-def show(stream: TextIO, text: str, *, ticks: bool = True, ahead: Callable[[], str] = str) -> bool:
+def show(stream: TextIO, text: str, **options: Any) -> bool:
     """Show the current activity below all other lines of this stream; return whether the terminal supports that."""
     ticker = getattr(getattr(getattr(stream, "buffer", None), "raw", None), "ticker", None)
     if ticker:
-        ticker.show(text, ticks=ticks, ahead=ahead)
+        ticker.show(text, **options)
     return ticker is not None

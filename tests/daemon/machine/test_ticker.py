@@ -53,6 +53,16 @@ def test_what_is_timed_is_named_at_once_and_drawn_no_more(terminal):
     wait_for(lambda: read().endswith(ERASE + b"a line\r\n"))
 
 
+def test_a_command_that_writes_lines_until_it_is_stopped_has_a_clock_only_until_the_first(terminal):
+    stream, read = terminal
+    show(stream, "benchd demo", until_output=True)
+    wait_for(lambda: b"benchd demo, " in read())
+    stream.write("ready\n")
+    stream.flush()
+    wait_for(lambda: read().endswith(ERASE + b"ready\r\n"))
+    assert not stream.buffer.raw.ticker._ticks.is_set()
+
+
 def test_a_line_replaces_what_was_drawn_and_no_half_line_is_drawn_over(terminal):
     stream, read = terminal
     stream.write("half a line")
