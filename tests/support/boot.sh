@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Boots systemd as the first process of namespaces of its own, on a copy of this machine's root, or of BENCHD_USERLAND, that is
-# kept in memory.
+# Boots systemd as the first process of namespaces of its own, on a copy of this machine's root that is kept in memory, or of the
+# root in BENCHD_USERLAND, for another systemd: mmdebstrap --include=dbus,g++,git,make,mosquitto,mosquitto-clients trixie FOLDER
 #
 # Usage: unshare --mount --pid --fork --net --ipc --uts --cgroup tests/support/boot.sh FOLDER [SOURCE...]; each SOURCE is seen in the
 # booted machine under /srv, by its last name. Nothing outside changes: /sys and /proc/sys are read-only, and what could load
