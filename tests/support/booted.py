@@ -15,6 +15,7 @@ from waiting import WAIT_S
 
 BOOT = Path(__file__).parent / "boot.sh"
 SYSTEMD = Path(os.environ.get("BENCHD_USERLAND") or "/", "lib/systemd/systemd")
+HANG_S = 3600.0  # an install of a minute takes ten where others compute too
 NAMESPACES = ("--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup")
 
 
@@ -36,7 +37,7 @@ class Machine:
 
     def _run(self, command: tuple[str, ...], stdin: str = "") -> "subprocess.CompletedProcess[str]":
         arguments = [*self._enter, *command]
-        return subprocess.run(arguments, capture_output=True, text=True, check=False, input=stdin, timeout=WAIT_S)
+        return subprocess.run(arguments, capture_output=True, text=True, check=False, input=stdin, timeout=HANG_S)
 
     def write(self, path: str, text: str) -> None:
         self.run("sh", "-c", 'mkdir -p "$(dirname "$0")" && cat > "$0"', path, stdin=text)
