@@ -43,8 +43,15 @@ OURS = (
 
 # its names are digests of everything that it was made from: tests share it with each other and with the next run
 COMPILED = {name: folders.cache().with_name("benchd-tests") / name for name in ("native", "inductor", "tmp")}
-# the files that take longest begin first
-FIRST = ("tests/e2e/", "tests/benchmarks/", "tests/soak/", "tests/dashboard/", "tests/ptx/", "tests/test_")
+# tests here wait for processes, browsers and brokers; those of the other folders compute
+WAITING = (
+    "tests/e2e/",
+    "tests/soak/",
+    "tests/dashboard/",
+    "tests/daemon/service/",
+    "tests/daemon/delivery/",
+    "tests/test_",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -64,12 +71,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         others = set(items).difference(firsts.values())
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in others]
-    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
+    _mix(items)
     if torch.cuda.is_available():
         return
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(NEEDS_GPU)
+
+
+def _mix(items: list[pytest.Item]) -> None:
+    """Sort files so that those that wait and those that compute take turns: four workers then keep two cores busy."""
+    files = {item.path: item.nodeid.startswith(WAITING) for item in items}
+    groups = ([path for path in files if files[path] is waits] for waits in (True, False))
+    places = {path: place / len(group) for group in groups for place, path in enumerate(group)}
+    items.sort(key=lambda item: places[item.path])
 
 
 def pytest_collection_finish() -> None:

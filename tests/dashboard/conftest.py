@@ -13,6 +13,15 @@ from postgres import running_postgres
 from benchd.dashboard import runs
 from benchd.dashboard.store import Store
 
+# whose subject is what a database answers; the others ask a database of one kind, and of both in `make test-slow`
+OF_BOTH = ("test_store", "test_queries", "test_answers", "test_gaps", "test_indices")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "[postgresql" in item.nodeid and item.path.parent == Path(__file__).parent and item.path.stem not in OF_BOTH:
+            item.add_marker(pytest.mark.slow)
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:

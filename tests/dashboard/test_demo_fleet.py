@@ -76,6 +76,14 @@ def published(board):
     return [*islice(board.past(), 20), *(message for tick in range(TICKS) for message in board.tick(tick))]
 
 
+def test_a_machine_that_cannot_measure_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/absent")
+    err = io.StringIO()
+    with closing(start._ThisMachine(tmp_path, err)) as machine:
+        wait_for(lambda: [*machine.messages()] or err.getvalue())
+    assert err.getvalue().startswith("benchd demo: this machine is not measured: error: ")
+
+
 def test_a_machine_that_is_being_measured_is_waited_for_and_that_is_said_once(tmp_path, monkeypatch):
     waits = "import signal, sys; '--wait' in sys.argv and print('waiting: for another', flush=True); signal.pause()"
     monkeypatch.setattr(start, "BENCH_ONCE", waits)

@@ -29,6 +29,7 @@ def told(here):
         program, *words = shlex.split(line)
         more = ["--device", "cpu", "--wait"] if line.startswith(MEASURING) else []
         more += LIMITS if kind_of(line) in {"record", "compare", "ship", "verify"} else []
+        more += ["--option", "size=64"] if kind_of(line) == "record" else []
         done = here(program, *words, *more, limits=())
         texts = done.stdout.splitlines() if kind_of(line) == "record" else [done.stdout]
         return done.returncode, [json.loads(text) for text in texts], done.stderr

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
+import absent
 import jetson_trees
 import pytest
 from broker import program
@@ -74,12 +75,12 @@ def on_board(tmp_path, child_environment):
         pytest.skip("needs root to show a command other files under /proc and /sys")
     (tmp_path / "quick.toml").write_text(QUICK)
 
-    def made(board):
+    def made(board, **variables):
         root = jetson_trees.build(tmp_path / "board", board)
         mode = f"#!/bin/sh\necho 'NV Power Mode: {board.modes[board.mode]}'\necho {board.mode}\n"
         write(root, {"usr/sbin/nvpmodel": mode})
         (root / "usr/sbin/nvpmodel").chmod(0o755)
-        return OnBoard(root, tmp_path, child_environment)
+        return OnBoard(root, tmp_path, child_environment | variables)
 
     return made
 
@@ -117,10 +118,10 @@ def flickering(root, board):
         thread.join()
 
 
-def seen_by_doctor(on_board, name):
+def seen_by_doctor(on_board, name, **variables):
     """Return the board `name` as a machine on which doctor names its release, its mode and its sensors."""
     board, release, index, l4t, mode = BOARDS[name]
-    machine = on_board(board)
+    machine = on_board(board, **variables)
     if l4t is None:
         hide_in_a_container(machine.root)
     by_name = {finding["name"]: finding for finding in json.loads(machine.run("benchd", "doctor", "--json"))}
@@ -132,8 +133,11 @@ def seen_by_doctor(on_board, name):
     return machine
 
 
-def test_a_newcomer_in_a_container_sees_the_board(on_board):
-    seen_by_doctor(on_board, "container_72")
+def test_a_newcomer_in_a_container_sees_the_board(on_board, tmp_path):
+    """Without the packages that doctor would import, which are of no board."""
+    (tmp_path / "packages").mkdir()
+    packages = ("onnx", "onnxruntime", "openvino", "onnxscript", "torchao")
+    seen_by_doctor(on_board, "container_72", **absent.environment(tmp_path / "packages", *packages))
 
 
 @pytest.mark.slow

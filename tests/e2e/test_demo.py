@@ -103,16 +103,6 @@ def test_one_command_tells_the_story_of_this_machine_and_seven_simulated_boards(
     assert not list((tmp_path / "tmp").iterdir())
 
 
-def test_a_machine_that_cannot_measure_is_said_and_the_boards_go_on(environment, tmp_path):
-    port = free_port()
-    with demo(environment | {"XDG_CACHE_HOME": "/proc/absent"}, port, tmp_path) as (process, stream):
-        assert "this machine is not measured: error: " in stream.readline()
-        wait_for(lambda: has_median(port, b"simulated"), process, step_s=1.0)
-        process.terminate()
-        assert process.wait(WAIT_S) == 0
-    assert not list((tmp_path / "tmp").iterdir())
-
-
 def test_a_demo_that_is_killed_leaves_nothing_running(environment, tmp_path):
     with demo(environment, free_port(), tmp_path) as (process, _):
         children = parts(process)

@@ -43,6 +43,7 @@ NOT_RUN = {
     r"(pip|pipx|uv) ": "the package index: `make test-index`",
     r"podman|for name in ": "podman: docs/containers.md says what was run",
     r"git (clone|worktree) ": "a repository of the user's: tests/e2e/test_compare_live.py makes one",
+    r"benchd doctor --json": "half a dozen imports: tests/e2e/test_agents_page.py reads it by its schema",
     r"benchd demo": "nine processes: tests/e2e/test_demo.py",
     r"bench-once --models hf:": "transformers and a net of the Hub: `make test-hub` makes and measures some",
     r"benchd export ": "a minute of exporting: tests/e2e/test_benchd_export.py does it with a small model",

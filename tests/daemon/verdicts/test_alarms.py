@@ -139,6 +139,7 @@ MACHINES = {
     "week ends 10 % slower": over_time(week_ends),
     "a fifth of the processes 1.3 times as slow": levels_of_processes,
 }
+FAST = ("hours resemble each other by 0.9, 3 % apart", "a fifth of the processes 1.3 times as slow")
 NOT_COVERED = {
     "busy for a day, twice a month": over_time(busy(24, 2)),
     "boots 2 % apart": over_time(booted(0.02)),
@@ -169,7 +170,7 @@ def answer(pinned_ms, result_ms):
     return verdict.answer
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("machine", [name if name in FAST else slow(name) for name in MACHINES])
 @counts(6, 300)
 def test_on_no_machine_of_the_documentation_more_than_one_install_in_twenty_raises_one(count, machine):
     is_alarmed = np.isfinite(regressions(MACHINES[machine], count)).any(axis=1)
@@ -184,7 +185,7 @@ def test_what_the_documentation_names_as_not_covered(machine):
     assert is_alarmed.mean() > most(0.05, 300)
 
 
-@pytest.mark.parametrize("pinned", [5, 14])
+@pytest.mark.parametrize("pinned", [5, slow(14)])
 def test_ten_percent_is_found_within_five_nights_on_a_machine_whose_runs_are_one_percent_apart(pinned):
     def machine(rng, shape):
         return over_time(lambda rng, shape: 0.01 * centres(rng, *shape, 0.8))(rng, shape)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from records_made import blocks, made, timing
+from simulations import slow
 from test_statistics_coverage import feed
 
 from benchd.daemon.records import Level, ProcessResult
@@ -31,8 +32,8 @@ def test_levels_are_found_where_times_jump(times_ms, wanted):
     assert [(pytest.approx(level.ms, rel=5e-3), pytest.approx(level.share)) for level in levels] == wanted
 
 
-@pytest.mark.parametrize("processes", [3, 4, 5, 7, 10, 15, 100])
-@pytest.mark.parametrize("spread", [0.01, 0.05])
+@pytest.mark.parametrize("processes", [3, slow(4), 5, slow(7), 10, slow(15), slow(100)])
+@pytest.mark.parametrize("spread", [slow(0.01), 0.05])
 def test_equal_processes_have_one_level(processes, spread):
     rng = np.random.default_rng(processes)
     times = np.exp(spread * rng.standard_normal((SETS, processes)))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from records_made import PASSED, made, timing
 from scipy.signal import lfilter
-from simulations import counts, most
+from simulations import counts, most, slow
 
 from benchd.daemon.records import Case, ProcessResult, all_variants
 from benchd.daemon.verdicts.recommend import Requirements, decide
@@ -86,7 +86,7 @@ def share_named(*given, **fields):
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("processes", [3, 5, 7])
+@pytest.mark.parametrize("processes", [slow(3), 5, slow(7)])
 def test_of_two_equal_variants_one_is_rarely_named_on_any_machine(processes, machine):
     assert share_named(2, processes, machine=machine, count=100) <= most(0.05, 100)
 
@@ -100,8 +100,8 @@ def test_the_table_of_equal_variants(equal, machine):
     assert max(shares) <= most(0.05, 4_000)
 
 
-@pytest.mark.parametrize("machine", [noise, heat])
-@pytest.mark.parametrize("equal", [1, 3])
+@pytest.mark.parametrize("machine", [slow(noise), heat])
+@pytest.mark.parametrize("equal", [1, slow(3)])
 def test_a_lead_of_ten_percent_is_found(equal, machine):
     """Beside one other variant or three, with processes 1 % apart, also on a board that heats up."""
 
@@ -112,8 +112,8 @@ def test_a_lead_of_ten_percent_is_found(equal, machine):
     assert np.mean([name == "eager" for name in names]) > 0.95
 
 
-@pytest.mark.parametrize("processes", [3, 5])
-@pytest.mark.parametrize(("equal", "slower"), [(2, 0), (2, 2), (3, 0), (8, 0)])
+@pytest.mark.parametrize("processes", [3, slow(5)])
+@pytest.mark.parametrize(("equal", "slower"), [slow(2, 0), (2, 2), slow(3, 0), (8, 0)])
 @counts(100, 800)
 def test_of_equal_variants_one_is_rarely_named(count, equal, slower, processes):
     named = [decision.ship is not None for decision in decisions(equal, processes, slower=slower, count=count)]

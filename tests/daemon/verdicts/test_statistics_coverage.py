@@ -113,7 +113,7 @@ def covered(times_ms, truths_ms):
     )
 
 
-@pytest.mark.parametrize("processes", [2, 3, 5, 7])
+@pytest.mark.parametrize("processes", [slow(2), 3, slow(5), 7])
 @counts(1_000, 8_000)
 def test_the_interval_of_processes_holds_another_one(count, processes):
     rng = np.random.default_rng(processes)
@@ -122,8 +122,8 @@ def test_the_interval_of_processes_holds_another_one(count, processes):
     assert covered(times_ms, [5.0] * count) >= 0.96
 
 
-@pytest.mark.parametrize(("apart", "least"), [(1, 0.72), (2, 0.85), (4, 0.92)])
-@pytest.mark.parametrize("processes", [3, 5, 7])
+@pytest.mark.parametrize(("apart", "least"), [(1, 0.72), slow(2, 0.85), slow(4, 0.92)])
+@pytest.mark.parametrize("processes", [slow(3), slow(5), 7])
 @counts(1_000, 20_000)
 def test_in_rounds_it_holds_the_median_of_all_more_often(count, processes, apart, least):
     """With 1, 2 and 4 variants in a round, so many processes of the machine apart."""
