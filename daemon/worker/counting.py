@@ -51,9 +51,9 @@ _MORE: dict[str, Callable[..., int]] = {
 _NO_PRODUCTS_NAMES = """
 _adaptive_avg_pool2d _adaptive_avg_pool3d _embedding_bag _fused_rms_norm _local_scalar_dense _log_softmax
 _native_batch_norm_legit _native_batch_norm_legit_no_training _pack_padded_sequence _pad_packed_sequence _safe_softmax
-_softmax _to_copy _unique2 _unsafe_index _unsafe_index_put _unsafe_view _upsample_bilinear2d_aa adaptive_max_pool1d
-adaptive_max_pool2d adaptive_max_pool3d all amax amin aminmax any arange argmax argmin argsort as_strided
-as_strided_copy avg_pool1d avg_pool2d avg_pool3d bernoulli bincount cat cauchy channel_shuffle clone col2im
+_softmax _to_copy _unique2 _unsafe_index _unsafe_index_put _unsafe_view _upsample_bilinear2d_aa _weight_norm_interface
+adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d all amax amin aminmax any arange argmax argmin argsort
+as_strided as_strided_copy avg_pool1d avg_pool2d avg_pool3d bernoulli bincount cat cauchy channel_shuffle clone col2im
 constant_pad_nd contiguous copy count_nonzero cumprod cumsum diag_embed embedding empty empty_like empty_strided
 exponential eye fill fill_diagonal flip floor_divide full full_like gather geometric glu grid_sampler_2d
 grid_sampler_3d hardsigmoid hardswish im2col index index_add index_copy index_put index_select isin item kthvalue

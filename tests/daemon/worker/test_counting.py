@@ -53,6 +53,7 @@ class LastStep(nn.LSTM):
     ("module", "shape", "flops"),
     [
         (nn.Linear(7, 5), (3, 7), 2 * 3 * 7 * 5),
+        (nn.utils.parametrizations.weight_norm(nn.Linear(7, 5)), (3, 7), 2 * 3 * 7 * 5),
         (
             nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Hardswish(inplace=True)),
             (2, 3, 6, 6),
