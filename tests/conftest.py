@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from broker import RunningBroker, running_broker
 from disks import tmpfs
-from forked import onnx_table_kept, workers_apart, workers_forked
+from forked import onnx_table_kept, workers_apart
 from hypothesis import HealthCheck, settings
 
 from benchd.daemon.machine import folders, lock
@@ -21,15 +20,11 @@ from benchd.daemon.machine import folders, lock
 gc.disable()
 # cuBLAS reads it when a handle is made: without it products refuse the deterministic algorithms asked for below
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-# Triton reads it when it is first imported: without a GPU, kernels run in its interpreter
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 # a busy machine is slow, not wrong
 settings.register_profile("benchd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("benchd")
 
-NEEDS_GPU = pytest.mark.skip(reason="no CUDA device")
 OURS = (
     "BENCHD_",
     "CUBLAS_WORKSPACE_CONFIG",
@@ -54,15 +49,14 @@ WAITING = (
 )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # the process that starts others to run the tests needs no torch, which it would import before they begin
+    if not config.getoption("numprocesses", None):
+        config.pluginmanager.import_plugin("beside_torch")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--one-each", action="store_true", help="run the first case of each parametrized test only")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if torch.cuda.is_available():
-        # the libraries of a GPU warn of what is no error of ours: it is shown, and only our own use of old names fails
-        for line in ("default", r"error::DeprecationWarning:benchd\.", r"error::FutureWarning:benchd\."):
-            config.addinivalue_line("filterwarnings", line)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -72,11 +66,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in others]
     _mix(items)
-    if torch.cuda.is_available():
-        return
-    for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(NEEDS_GPU)
 
 
 def _mix(items: list[pytest.Item]) -> None:
@@ -102,23 +91,6 @@ def _lasting_objects() -> None:
     gc.freeze()
 
 
-@pytest.fixture(autouse=True)
-def _two_threads() -> None:
-    # sums are split by thread: a count of the machine's own, or of the test before, would make results differ
-    torch.set_num_threads(2)
-
-
-@pytest.fixture(autouse=True)
-def _unwritten_memory_shows(request: pytest.FixtureRequest) -> Iterator[None]:
-    # fresh buffers hold NaN under deterministic algorithms, which some CUDA operations lack
-    kernels = "kernels" in request.path.relative_to(Path(__file__).parent).parts
-    if kernels and request.node.get_closest_marker("gpu") is None:
-        torch.use_deterministic_algorithms(mode=True)
-    yield
-    if torch.are_deterministic_algorithms_enabled():  # asking is cheap, while a change imports torch's compiler
-        torch.use_deterministic_algorithms(mode=False)
-
-
 @pytest.fixture(scope="session")
 def _locks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("locks")
@@ -128,13 +100,6 @@ def _locks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _own_machine_lock(_locks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # neither a test beside this one nor a benchd that measures this machine keeps it waiting
     monkeypatch.setenv(lock.FOLDER_VARIABLE, tempfile.mkdtemp(dir=_locks))
-
-
-@pytest.fixture(autouse=True)
-def _forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    # a test that is not about how a worker begins is spared its import of torch; CUDA does not outlive a fork
-    if not torch.cuda.is_available():
-        workers_forked(monkeypatch)
 
 
 @pytest.fixture
