@@ -45,7 +45,7 @@ def test_an_onnx_file_s_answers_are_judged_in_the_form_of_the_module_s(tmp_path)
     assert (result.value, result.drop_high) == (1.0, 0.0)
 
 
-@pytest.mark.parametrize("variant", ["eager", "onnxruntime", "aoti"])
+@pytest.mark.parametrize("variant", ["eager", "onnxruntime", pytest.param("aoti", marks=pytest.mark.slow)])
 def test_a_metric_gets_the_answers_in_the_form_that_the_module_returns(tmp_path, variant):
     outcome = judged(tmp_path, "Structured", "keywords", "in_own_form", variant)
     assert outcome.accuracy, outcome.process.reason
