@@ -26,6 +26,11 @@ def names_of(path: Path) -> tuple[list[str], list[str]]:
     return [value.name for value in graph.input if value.name not in weights], [value.name for value in graph.output]
 
 
+def sizes_of(path: Path) -> set[int]:
+    """Return the sizes of the tensors stored in the file."""
+    return {size for tensor in _tensors(onnx.load(path, load_external_data=False)) for size in tensor.dims}
+
+
 def data_files(path: Path) -> list[Path]:
     """Return the external weight files, sorted; raise ValueError for one outside the file's folder."""
     model = onnx.load(path, load_external_data=False)

@@ -9,8 +9,7 @@ import onnx
 from onnx import TensorProto
 
 from benchd.daemon.errors import UsageError
-from benchd.daemon.measuring import onnx_tables
-from benchd.daemon.measuring.user_inputs import described, is_mask, spanned, typed
+from benchd.daemon.measuring.user_inputs import described, typed
 from benchd.daemon.records import Dtype, InputSpec
 from benchd.daemon.runtimes import Precision
 from benchd.exporters import onnx_files
@@ -45,8 +44,7 @@ def reads(path: Path, given: Sequence[InputSpec]) -> tuple[list[InputSpec], int 
     Open sizes are taken from `given`, whose unnamed inputs are matched by position. Raises UsageError for an unreadable
     file, and for inputs that do not fit.
     """
-    model = _read(path)
-    values = _values(path, model.graph)
+    values = _values(path, _read(path).graph)
     by_name, sizes = _by_name(path, [value.name for value in values], given), _sizes(values)
     axes = _batch_axes(sizes)
     inputs = [_input(path, value, sizes[value.name], axes[value.name], by_name.get(value.name)) for value in values]
@@ -54,9 +52,7 @@ def reads(path: Path, given: Sequence[InputSpec]) -> tuple[list[InputSpec], int 
         raise UsageError(
             f"{path}: none of its inputs has a batch axis; export it with the batch as the first dimension"
         )
-    is_open = [spec.name for spec in inputs if spanned(spec) != spec and not is_mask(spec.name)]
-    rows = onnx_tables.rows(model, is_open) if is_open else {}
-    return [spanned(spec, rows.get(spec.name)) for spec in inputs], _batch_size(path, sizes, inputs)
+    return inputs, _batch_size(path, sizes, inputs)
 
 
 def open_inputs(path: Path) -> list[str]:

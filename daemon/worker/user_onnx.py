@@ -45,6 +45,11 @@ class OnnxModule(nn.Module):
         return noisy
 
     @property
+    def sizes(self) -> set[int]:
+        """Return the sizes of the stored tensors."""
+        return onnx_files.sizes_of(self.path)
+
+    @property
     def outputs(self) -> list[str]:
         """Return the names of the outputs."""
         return [output.name for output in self._opened().get_outputs()]

@@ -96,25 +96,38 @@ def build(job: Job) -> Workload:
 
 
 def _specs(job: Job, module: nn.Module, samples: StoredItems | None) -> list[InputSpec]:
+    if not job.own:
+        return [InputSpec("", "float32", list(getattr(module, "input_shape")))]  # noqa: B009
+    specs: list[InputSpec] = getattr(module, "inputs", [])
     if job.module:
         specs = user_module.inputs(job.module, job, module, samples.specs() if samples else [])
-        return specs if samples else _indexing(job, module, specs)
-    inputs: list[InputSpec] | None = getattr(module, "inputs", None) if job.onnx else None
-    return inputs or [InputSpec("", "float32", list(getattr(module, "input_shape")))]  # noqa: B009
+    return specs if samples else _spanned(job, module, specs)
 
 
-def _indexing(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> list[InputSpec]:
-    """Return the inputs with the span of their integers, which a trial run finds unless the user specifies it."""
-    is_open = [user_inputs.spanned(spec) != spec for spec in specs]
-    rows: dict[str, tuple[int, int]] = {}
-    if any(is_open):
-        known = zip(specs, is_open, strict=True)
-        ones = [msgspec.structs.replace(spec, span=(1, 1)) if ones else spec for spec, ones in known]
-        drawn = _drawn(ones, job.case.batch_size, "normal", job.case.seed)
-        taking = user_module.takes(module, specs)
-        user_module.settle(taking, drawn)
-        rows = lookups.rows(taking, drawn, list(_named(specs)))
-    return [user_inputs.spanned(spec, rows.get(name)) for name, spec in _named(specs).items()]
+def _spanned(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> list[InputSpec]:
+    """Return the inputs with the span of their integers, which trial runs find unless the user specifies it."""
+    named = _named(specs)
+    unknown = [name for name, spec in named.items() if user_inputs.spanned(spec) != spec]
+    wanted = [name for name in unknown if not user_inputs.is_mask(name)]
+    spans: dict[str, tuple[int, int]] = {}
+    if wanted:
+        of_ones = [
+            msgspec.structs.replace(spec, span=(1, 1)) if name in unknown else spec for name, spec in named.items()
+        ]
+        ones = _drawn(of_ones, job.case.batch_size, "normal", job.case.seed)
+        if job.module:
+            module = user_module.takes(module, specs)
+            user_module.settle(module, ones)
+        spans = lookups.spans(doubled.copied(module), ones, named, wanted, _sizes(job, module))
+    return [user_inputs.spanned(spec, spans.get(name)) for name, spec in named.items()]
+
+
+def _sizes(job: Job, module: nn.Module) -> set[int]:
+    """Return the sizes of the model's stored tensors."""
+    if job.onnx:
+        of_file: set[int] = getattr(module, "sizes")  # noqa: B009 - of a file
+        return of_file
+    return {size for value in [*module.parameters(), *module.buffers()] for size in value.shape}
 
 
 def _named(specs: Sequence[InputSpec]) -> dict[str, InputSpec]:

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from worker_jobs import build_and_load, of_file
+from worker_jobs import build_and_load, changed, of_file
 
 from benchd.daemon.errors import UnfitModel, Unsupported, UsageError
 from benchd.daemon.measuring.user_inputs import inputs_of
@@ -355,50 +355,19 @@ def test_the_batch_is_the_axis_that_the_file_calls_so(x, state, given, shapes, a
     assert again.inputs == module.inputs
 
 
-LOOKED_UP = {
-    "cast and moved": ("two = Constant<value = int64 {2}>()  i = Cast<to = 7>(ids)  j = Add(i, two)", "j", (0, 7)),
-    "from 1": ("one = Constant<value = int64 {1}>()  i = Cast<to = 7>(ids)  j = Sub(i, one)", "j", (1, 10)),
-    "hashed": ("m = Constant<value = int32 {10}>()  j = Mod(ids, m)", "j", (0, 9)),
-    "flattened": ("s = Constant<value = int64[1] {-1}>()  j = Reshape(ids, s)", "j", (0, 9)),
-    "counted": ("a = Constant<value = int64 {1}>()  i = Cast<to = 7>(ids)  j = CumSum(i, a)", "j", (0, 3)),
-    "doubled": ("b = Constant<value = int32 {2}>()  j = Mul(ids, b)", "j", (0, 4)),
-    "masked": (
-        "z = Constant<value = int32 {0}>()  b = Greater(ids, z)  k = Cast<to = 6>(b)  j = Mul(ids, k)",
-        "j",
-        (0, 9),
-    ),
-    "masked by itself": ("j = Mul(ids, ids)", "j", (0, 1)),
-    "compared": ("z = Constant<value = int32 {0}>()  b = Greater(ids, z)  j = Cast<to = 7>(b)", "j", (0, 1)),
-}
+WORDS = """g (float[6,N,2] x, int32[N] lengths, int64[N,3] mask, int32[N,3] ids) => (float[6,1,N,3] y, float z)
+<float[2] t = {1,2}, int64[3] a = {1,3,2}, int64[3] b = {1,3,3}, int64[2] s = {10,4}> {
+  w = ConstantOfShape<value = float[1] {0}>(a)  r = ConstantOfShape<value = float[1] {0}>(b)
+  y = RNN<hidden_size = 3>(x, w, r, "", lengths)
+  table = ConstantOfShape<value = float[1] {1}>(s)  i = Cast<to = 7>(ids)  j = Mul(i, mask)  e = Gather(table, j)
+  z = ReduceSum<keepdims = 0>(e)
+}"""
 
 
-@pytest.mark.parametrize(("nodes", "index", "span"), LOOKED_UP.values(), ids=LOOKED_UP)
-def test_whole_numbers_stay_within_the_table_that_the_file_looks_up(nodes, index, span, tmp_path):
-    table = f"t = ConstantOfShape<value = float[1] {{1}}>(s0)  y = Gather(t, {index})"
-    graph = f"g (int32[N,3] ids) => (float y) <int64[2] s0 = {{10,4}}> {{ {nodes} {table} }}"
-    (spec,) = own(tmp_path, graph).inputs
-    assert spec.span == span
-
-
-def test_the_columns_of_an_index_stay_within_the_axes_that_they_index(tmp_path):
-    graph = "g (float[N,4] x, int64[N,3,2] at) => (float[N,3] y) <float[6,5] t> { y = GatherND(t, at) }"
-    graph = graph.replace("<float[6,5] t>", f"<float[6,5] t = {{{', '.join(['1'] * 30)}}}>")
-    assert own(tmp_path, graph).inputs[1].span == (0, 4)
-
-
-def test_lengths_of_sequences_are_at_most_their_steps_and_not_0(tmp_path):
-    zeros = "ConstantOfShape<value = float[1] {0}>"
-    graph = f"""g (float[6,N,2] x, int32[N] lengths) => (float[6,1,N,3] y)
-    <int64[3] a = {{1,3,2}}, int64[3] b = {{1,3,3}}> {{
-      w = {zeros}(a)  r = {zeros}(b)  y = RNN<hidden_size = 3>(x, w, r, "", lengths)
-    }}"""
-    assert own(tmp_path, graph, "x=6xNx2").inputs[1].span == (1, 6)
-
-
-def test_a_mask_of_an_index_takes_0_and_1(tmp_path):
-    table = "int64[2] s = {10,4}> { t = ConstantOfShape<value = float[1] {1}>(s)"
-    graph = f"g (int64[N,3] mask, int64[N,3] ids) => (float y) <{table} j = Mul(mask, ids)  y = Gather(t, j) }}"
-    assert [spec.span for spec in own(tmp_path, graph).inputs] == [(0, 1), (0, 9)]
+def test_whole_numbers_stay_within_what_the_file_accepts(tmp_path):
+    words = of_file(tmp_path, written(tmp_path, WORDS), batch_size=2)
+    built = workload.build(changed(words, inputs=inputs_of(["x=6xNx2"])))
+    assert built.facts.data == "random x normal, lengths 1-6, mask 0-1, ids 0-9, seed 0"
 
 
 def test_a_given_range_and_a_file_replace_what_is_drawn(tmp_path):
