@@ -84,25 +84,6 @@ class ForeignPlan(EngineError):
     """The plan cannot be loaded by this TensorRT on this GPU; rebuilding it helps."""
 
 
-class BatchRange(msgspec.Struct, frozen=True):
-    """The batch sizes that an engine supports and the one it is tuned for; for files with a dynamic batch.
-
-    Raises ValueError unless 1 <= minimum <= optimum <= maximum.
-    """
-
-    minimum: int
-    optimum: int
-    maximum: int
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.minimum <= self.optimum <= self.maximum:
-            raise ValueError(f"batch sizes {self.sizes()}: they must be minimum <= optimum <= maximum, and at least 1")
-
-    def sizes(self) -> tuple[int, int, int]:
-        """Return minimum, optimum and maximum."""
-        return self.minimum, self.optimum, self.maximum
-
-
 class BuildRecipe(msgspec.Struct, frozen=True):
     """How a plan was built, as encoded in its name; with weak typing TensorRT chooses the types itself.
 
@@ -128,7 +109,7 @@ def engine_facts(
     gpu_name: str,
     compute_capability: tuple[int, int],
     flags: Sequence[str],
-    profile: BatchRange,
+    batch: int,
 ) -> dict[str, Any]:
     """Return the facts that determine an engine's key in `benchd.exporters.artifacts.ArtifactStore`."""
     return {
@@ -138,7 +119,7 @@ def engine_facts(
         "gpu": gpu_name,
         "compute_capability": ".".join(map(str, compute_capability)),
         "flags": sorted(flags),
-        "profile": list(profile.sizes()),
+        "batch": batch,
         "code_sha256": code.sha256("exporters/tensorrt.py"),
     }
 
@@ -194,7 +175,7 @@ def build(
     trt: TensorRT,
     onnx: Path,
     plan: Path,
-    profile: BatchRange,
+    batch: int,
     *,
     workspace_bytes: int | None,
     timing_cache: Path,
@@ -204,6 +185,7 @@ def build(
 ) -> EngineBuild:
     """Build the engine of `onnx` for the current GPU, write it to `plan` and kernel timings to `timing_cache`.
 
+    A dynamic batch in the file becomes `batch`.
     If a strongly typed build fails on TensorRT 10, a weakly typed one in `precision` replaces it, and the result says
     so. With `dla`, layers are built for that DLA core, except layers that only the GPU supports. The build stops after
     `limit_s`. Raises BuildError, including OutOfMemory, OutOfTime and NoLayerOnDla, and TensorRtUnavailable if TensorRT
@@ -213,7 +195,7 @@ def build(
     note = ""
 
     def attempt(typing: Typing) -> BuildRecipe:
-        builder = _Build(trt, onnx, profile, workspace_bytes, timing_cache, dla, start + limit_s)
+        builder = _Build(trt, onnx, batch, workspace_bytes, timing_cache, dla, start + limit_s)
         return builder.write(plan, typing, precision)
 
     try:
@@ -233,13 +215,13 @@ class _Build:
         self,
         trt: TensorRT,
         onnx: Path,
-        profile: BatchRange,
+        batch: int,
         workspace_bytes: int | None,
         timing_cache: Path,
         dla: int | None,
         until_s: float,
     ) -> None:
-        self._trt, self._onnx, self._profile = trt, onnx, profile
+        self._trt, self._onnx, self._batch = trt, onnx, batch
         self._workspace_bytes, self._timing_cache, self._dla = workspace_bytes, timing_cache, dla
         self._errors: list[str] = []
         self._logger = _logger(trt, self._errors)
@@ -309,8 +291,8 @@ class _Build:
             return
         profile = self._builder.create_optimization_profile()
         for name, shape in shapes.items():
-            bounds = (self._trt.Dims(_with_batch(shape, batch)) for batch in self._profile.sizes())
-            profile.set_shape(name, *bounds)
+            only = self._trt.Dims(_with_batch(shape, self._batch))
+            profile.set_shape(name, only, only, only)
         config.add_optimization_profile(profile)
 
     def _serialized(self, network: INetworkDefinition, config: IBuilderConfig) -> memoryview:

@@ -29,7 +29,6 @@ from benchd.daemon.worker.backends import tensorrt as backend
 from benchd.daemon.worker.source import Source
 from benchd.exporters import artifacts, tensorrt
 from benchd.exporters.tensorrt import (
-    BatchRange,
     BuildError,
     Engine,
     EngineError,
@@ -44,7 +43,7 @@ NESTED = {"Severity": "ILogger.Severity"}
 CPP_NAMES = {"IParserError": "ParserError"}
 INT8 = 2
 ONNX = Path("model.onnx")
-ANY_BATCH = BatchRange(1, 4, 8)
+BATCH = 4
 
 
 # --- every name and signature -----------------------------------------------------------------------------------------
@@ -313,7 +312,7 @@ class Libraries:
 
     def _set_input_shape(self, _, dims, __):
         self.shape = shape_at(dims)
-        return int(self.shape[0] <= ANY_BATCH.maximum)
+        return int(self.shape[0] <= BATCH)
 
     def _set_address(self, name, address, _):
         self.addresses[text_at(name)] = address
@@ -356,7 +355,7 @@ def libraries(_libraries):
 def build(folder, **changes):
     """Build the plan `folder/plan` with these arguments in the place of the usual ones."""
     arguments = {"workspace_bytes": None, "timing_cache": folder / "kept" / "times", "precision": "fp16"} | changes
-    return tensorrt.build(trt, ONNX, folder / "plan", ANY_BATCH, **arguments)
+    return tensorrt.build(trt, ONNX, folder / "plan", BATCH, **arguments)
 
 
 def test_a_build_writes_the_plan_and_the_times_and_says_what_it_did(libraries, tmp_path):
@@ -366,7 +365,7 @@ def test_a_build_writes_the_plan_and_the_times_and_says_what_it_did(libraries, t
     assert (built.recipe, built.note) == (tensorrt.BuildRecipe("strong", 2**30), "")
     assert built.seconds > 0
     assert libraries.flags == [1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)]
-    assert libraries.profile == [(1, 3), (4, 3), (8, 3)]
+    assert libraries.profile == [(BATCH, 3)] * 3
     assert (libraries.set_flags, libraries.cleared_flags) == ([], [int(trt.BuilderFlag.TF32)])
 
 

@@ -8,7 +8,6 @@ from machines import desktop, orin_nano, write
 
 from benchd.exporters import tensorrt
 from benchd.exporters.artifacts import ArtifactStore, key_of
-from benchd.exporters.tensorrt import BatchRange
 
 FACTS = {
     "onnx_sha256": "3f2a" * 16,
@@ -16,7 +15,7 @@ FACTS = {
     "gpu_name": "Orin",
     "compute_capability": (8, 7),
     "flags": tensorrt.FLAGS,
-    "profile": BatchRange(1, 4, 8),
+    "batch": 4,
 }
 OTHERS = {
     "onnx_sha256": "0000" * 16,
@@ -24,7 +23,7 @@ OTHERS = {
     "gpu_name": "NVIDIA H200",
     "compute_capability": (9, 0),
     "flags": (*tensorrt.FLAGS, "workspace=1"),
-    "profile": BatchRange(1, 4, 16),
+    "batch": 8,
 }
 
 
@@ -41,12 +40,6 @@ def test_a_plan_is_kept_by_everything_it_was_made_of_and_for(tmp_path):
 def test_the_order_of_the_flags_does_not_matter():
     backwards = FACTS | {"flags": tuple(reversed(tensorrt.FLAGS))}
     assert tensorrt.engine_facts(**backwards) == tensorrt.engine_facts(**FACTS)
-
-
-@pytest.mark.parametrize("sizes", [(0, 1, 1), (2, 1, 4), (1, 4, 2)])
-def test_a_profile_out_of_order_is_refused(sizes):
-    with pytest.raises(ValueError, match="minimum <= optimum <= maximum"):
-        BatchRange(*sizes)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +105,6 @@ def test_a_tensorrt_that_does_not_start_cannot_run_here_and_no_other_build_is_tr
     build = {"workspace_bytes": None, "timing_cache": tmp_path / "times", "precision": "fp16"}
     message = "TensorRT cannot start: CUDA initialization failure with error: 35$"
     with pytest.raises(tensorrt.TensorRtUnavailable, match=message):
-        tensorrt.build(NotStarting(), tmp_path / "model.onnx", tmp_path / "plan", BatchRange(1, 1, 1), **build)
+        tensorrt.build(NotStarting(), tmp_path / "model.onnx", tmp_path / "plan", 1, **build)
     with pytest.raises(tensorrt.TensorRtUnavailable, match=message):
         tensorrt.Engine(NotStarting(), tmp_path / "plan")

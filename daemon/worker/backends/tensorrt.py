@@ -26,7 +26,7 @@ from benchd.daemon.worker.source import Source, answer, paths
 from benchd.daemon.worker.structures import Batch, float_type
 from benchd.exporters import artifacts, tensorrt
 from benchd.exporters.artifacts import Artifact, key_of
-from benchd.exporters.tensorrt import BatchRange, Context, Engine, EngineBuild, ForeignPlan
+from benchd.exporters.tensorrt import Context, Engine, EngineBuild, ForeignPlan
 
 if TYPE_CHECKING:
     from benchd.exporters.tensorrt_api import TensorRT
@@ -126,13 +126,13 @@ def _plan(
     trt: TensorRT, source: Source, onnx: Artifact, precision: Precision, batch: int, *, anew: bool = False
 ) -> tuple[Artifact, EngineBuild | None]:
     """Return the plan in the store, and the build if it was missing or had to be rebuilt."""
-    gpu, profile = tensorrt.gpu_name(), BatchRange(batch, batch, batch)
+    gpu = tensorrt.gpu_name()
     # the default limit is left out: it depends on the currently free memory, which is no reason to rebuild
     flags = [*tensorrt.FLAGS, *([f"workspace={source.workspace_bytes}"] if source.workspace_bytes else [])]
     flags += [] if source.dla is None else [f"dla={source.dla}"]
     labels = {name: onnx.metadata.facts[name] for name in ("model", "precision") if name in onnx.metadata.facts}
     capability = torch.cuda.get_device_capability()
-    facts = labels | tensorrt.engine_facts(onnx.metadata.sha256, trt.__version__, gpu, capability, flags, profile)
+    facts = labels | tensorrt.engine_facts(onnx.metadata.sha256, trt.__version__, gpu, capability, flags, batch)
     builds: list[EngineBuild] = []
 
     def write(plan: Path) -> None:
@@ -141,7 +141,7 @@ def _plan(
                 trt,
                 onnx.path,
                 plan,
-                profile,
+                batch,
                 workspace_bytes=source.workspace_bytes or tensorrt.default_workspace_bytes(),
                 timing_cache=tensorrt.timing_cache_path(trt.__version__, gpu),
                 precision=precision,
