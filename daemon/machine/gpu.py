@@ -3,15 +3,13 @@
 import importlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import ModuleType
-from typing import NamedTuple
 
 from benchd.daemon.errors import NotAvailable, UsageError
 
 NO_MIG = "NVML measures whole GPUs, not MIG instances; disable MIG (`sudo nvidia-smi -mig 0`)"
 _DEVICE = re.compile(r"cuda(?::(\d+))?|(?:GPU|MIG)-[0-9a-f/-]+")
-_INDEX = re.compile(r"\s*\d+")
 # remedies by NVML's error code
 _REMEDIES = {
     4: "let this user open /dev/nvidiactl and /dev/nvidia0",
@@ -20,13 +18,6 @@ _REMEDIES = {
     13: "the driver is too old; install a newer one",
     18: "the driver was updated while in use; reboot",
 }
-
-
-class Gpu(NamedTuple):
-    """A GPU as NVML lists it, in PCI bus order."""
-
-    uuid: str
-    name: str
 
 
 def open_nvml() -> ModuleType:
@@ -51,7 +42,7 @@ def check(device: str) -> str:
 
 
 def cuda_uuid(device: str) -> str:
-    """Return the full UUID of a device as CUDA would number it in this environment.
+    """Return the full UUID of a device, counted in PCI bus order among the GPUs in CUDA_VISIBLE_DEVICES.
 
     Raises NotAvailable if the GPU or NVML is missing, and UsageError if `check` rejects the device.
     """
@@ -59,12 +50,12 @@ def cuda_uuid(device: str) -> str:
     nvml = open_nvml()
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        gpus = [Gpu(nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)) for handle in handles]
+        uuids = [nvml.nvmlDeviceGetUUID(handle) for handle in handles]
     except nvml.NVMLError as error:
         raise NotAvailable(f"NVML does not list the GPUs: {error}") from error
     finally:
         nvml.nvmlShutdown()
-    return choose(gpus, device, os.environ)
+    return choose(uuids, device, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def utilization_percent(uuid: str) -> float:
@@ -93,70 +84,24 @@ def measured(device: str) -> str | None:
     return uuid if uuid.startswith("GPU-") else None
 
 
-def choose(gpus: Sequence[Gpu], device: str, environ: Mapping[str, str]) -> str:
-    """Return the UUID of `device` among `gpus`; raise the errors of `cuda_uuid`."""
+def choose(uuids: Sequence[str], device: str, listed: str | None) -> str:
+    """Return the UUID of `device` among those of all GPUs, of which CUDA_VISIBLE_DEVICES contains those `listed`.
+
+    A worker gets the UUID, so that it runs on the GPU whose sensors are read. Raises NotAvailable for none or several
+    such GPUs and for MIG instances.
+    """
+    if device.startswith("cuda"):
+        visible = [str(number) for number in range(len(uuids))] if listed is None else listed.split(",")
+        index = int(device.partition(":")[2] or 0)
+        if index >= len(visible):
+            raise NotAvailable(f"there is no cuda:{index}: CUDA_VISIBLE_DEVICES={listed!r}, and NVML has {len(uuids)} GPUs")
+        device = visible[index].strip()
     if device.startswith("MIG-"):
         raise NotAvailable(f"{device}: {NO_MIG}")
-    if device.startswith("GPU-"):
-        return _unique(gpus, device)
-    gpus_visible = visible(gpus, environ)
-    index = int(device.partition(":")[2] or 0)
-    if index >= len(gpus_visible):
-        raise NotAvailable(
-            f"there is no cuda:{index}: CUDA_VISIBLE_DEVICES={environ.get('CUDA_VISIBLE_DEVICES')!r} leaves "
-            f"{len(gpus_visible)} of {len(gpus)} GPUs"
-        )
-    return gpus_visible[index].uuid
-
-
-def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
-    """Return the GPUs that CUDA would show under `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER`, in its order.
-
-    As in CUDA, the list ends at the first entry that is not a GPU or mixes indices with UUIDs, and is empty if a GPU is
-    listed twice (CUDA programming guide, environment variables). Raises NotAvailable for MIG instances, and for indices
-    with different GPU models unless they are ordered by bus.
-    """
-    listed = environ.get("CUDA_VISIBLE_DEVICES")
-    if listed is None:
-        return _counted(gpus, environ)
-    if listed.startswith("MIG-"):
-        raise NotAvailable(f"CUDA_VISIBLE_DEVICES={listed}: {NO_MIG}")
-    gpus_visible = _by_uuid(gpus, listed) if listed.startswith("GPU-") else _by_index(gpus, listed, environ)
-    return gpus_visible if len(set(gpus_visible)) == len(gpus_visible) else []
-
-
-def _by_uuid(gpus: Sequence[Gpu], listed: str) -> list[Gpu]:
-    chosen = []
-    for start in listed.split(","):
-        matches = [gpu for gpu in gpus if start.startswith("GPU-") and gpu.uuid.startswith(start.strip())]
-        if len(matches) != 1:
-            break
-        chosen += matches
-    return chosen
-
-
-def _by_index(gpus: Sequence[Gpu], listed: str, environ: Mapping[str, str]) -> list[Gpu]:
-    chosen = []
-    for entry in listed.split(","):
-        index = _INDEX.match(entry)
-        if not index or int(index[0]) >= len(gpus):
-            break
-        chosen.append(_counted(gpus, environ)[int(index[0])])
-    return chosen
-
-
-def _counted(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
-    """Return the GPUs in CUDA's order; which of several models counts as fastest is only known to CUDA."""
-    if environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID" and len({gpu.name for gpu in gpus}) > 1:
-        raise NotAvailable("CUDA numbers different GPUs by speed; set CUDA_DEVICE_ORDER=PCI_BUS_ID")
-    return list(gpus)
-
-
-def _unique(gpus: Sequence[Gpu], start: str) -> str:
-    matches = [gpu.uuid for gpu in gpus if gpu.uuid.startswith(start)]
+    is_uuid = device.startswith("GPU-")
+    matches = [uuid for n, uuid in enumerate(uuids) if (uuid.startswith(device) if is_uuid else device == str(n))]
     if len(matches) != 1:
-        available = ", ".join(gpu.uuid for gpu in gpus) or "none"
-        raise NotAvailable(f"{len(matches)} GPUs match {start}...; found: {available}")
+        raise NotAvailable(f"{len(matches)} GPUs match {device!r}; found: {', '.join(uuids) or 'none'}")
     return matches[0]
 
 
