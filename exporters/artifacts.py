@@ -5,20 +5,20 @@
         model.onnx.data  its weights, if they are too large for one file
         metadata.json    facts, size, SHA-256, and when and where it was made; touched at each use
     FOLDER/.making/      files being written, or left by a crash
-    FOLDER/.locks/       one empty file per key, for flock; removed with its entry
 
-An entry appears complete, by one rename, or not at all. A lock is released when its process ends, for any reason.
+An entry appears complete, by one rename, or not at all. If two processes make the same one, the later one stays.
 """
 
 import errno
-import fcntl
 import hashlib
 import os
 import platform
 import re
 import shutil
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NoReturn
@@ -40,6 +40,8 @@ _DISTRIBUTIONS = ("benchd", "torch", "onnx", "onnxscript", "onnxruntime", "tenso
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PIECE = 2**20
 _RUN = "suite_id"  # the fact that restricts an artifact to a single run
+_IN_USE_S = 3600  # a process opens an artifact within this time after it was returned
+_LEFT_S = 86400  # no artifact takes this long to write
 
 
 class ArtifactError(Exception):
@@ -85,18 +87,17 @@ def key_of(facts: Mapping[str, Any]) -> str:
 
 
 class ArtifactStore:
-    """The artifacts in `folder`, created at the first write; together they take at most `limit_bytes`, if given.
+    """The artifacts in `folder`, created at the first write.
 
-    An artifact returned by a store is in use until the store is closed or its process ends: no store removes it
-    meanwhile. A store is for a single thread, and is a context manager that closes it. `notes` lists what was discarded
-    as damaged, and why. `read_only` is for a folder with a different owner, which is then left untouched.
+    Those that were not used in the last hour take at most `limit_bytes`, if given, less the size of the others. `notes`
+    lists what was discarded as damaged, and why. `read_only` is for a folder with a different owner, which is then left
+    untouched.
     """
 
     def __init__(self, folder: Path, limit_bytes: int | None = None, *, read_only: bool = False) -> None:
         self._folder = folder
         self._limit_bytes = limit_bytes
         self._read_only = read_only
-        self._in_use: list[int] = []
         self.notes: list[str] = []
 
     def get(self, key: str) -> Artifact | None:
@@ -104,159 +105,100 @@ class ArtifactStore:
 
         A damaged artifact is removed, with a line in `notes`. Read access to the folder is enough.
         """
+        entry = self._entry(key)
+        if not entry.is_dir():
+            return None
         try:
-            return self._verified(key)
+            artifact = _verified(entry)
         except _DamagedEntry as damage:
-            if self._read_only or not os.access(self._folder, os.W_OK):
-                self.notes.append(f"{key}: {damage}")
-                return None
-        # either damaged or being replaced: once the lock is held, it is clear which
-        with self._locked(key):
-            return self._verified_or_removed(key)
+            is_kept = self._read_only or not os.access(self._folder, os.W_OK)
+            self.notes.append(f"{key}: {damage}{'' if is_kept else '; removed'}")
+            if not is_kept:
+                with self._explaining():
+                    shutil.rmtree(entry)
+            return None
+        if not self._read_only:
+            with suppress(OSError):  # a read-only folder does not record the last use
+                os.utime(entry / _METADATA)
+        return artifact
 
-    def put(self, key: str, facts: Mapping[str, Any], writer: Writer) -> Artifact:
+    def put(self, facts: Mapping[str, Any], writer: Writer) -> Artifact:
         """Return the artifact that `writer(path)` writes, replacing any earlier one.
 
         `path` does not exist yet; its name ends in the fact "format". If the writer returns a mapping of JSON values,
         it is stored as `measured`. Raises ArtifactError, leaving nothing behind, if the disk is full or not writable,
         and the writer's errors.
         """
-        with self._locked(key):
-            artifact = self._make(key, facts, writer)
-        self._keep_to_limit(facts)
-        return artifact
+        entry = self._entry(key_of(facts))
+        with self._scratch(entry.name) as scratch:
+            new = scratch / "new"
+            new.mkdir()
+            path = new / _file_name(facts)
+            written = writer(path)
+            _require_one_file(path)
+            metadata = _describe(path, facts, written if isinstance(written, Mapping) else {})
+            (new / _METADATA).write_bytes(msgspec.json.format(msgspec.json.encode(metadata)))
+            for part in (new / _METADATA, *parts(path), new):
+                sync(part)
+            with suppress(FileNotFoundError):
+                entry.rename(scratch / "old")
+            new.rename(entry)
+            sync(self._folder)
+        if self._limit_bytes is not None:
+            self.prune(self._limit_bytes, facts.get(_RUN), unused_s=_IN_USE_S)
+        return msgspec.structs.replace(_artifact(entry, metadata), reused=False)
 
-    def produce(self, key: str, facts: Mapping[str, Any], writer: Writer) -> Artifact:
-        """Return the artifact, made by `writer` if it does not exist; raises the errors of `put`.
-
-        If another process is making it, this waits for that process and returns its artifact.
-        """
+    def produce(self, facts: Mapping[str, Any], writer: Writer) -> Artifact:
+        """Return the artifact, made by `writer` if it does not exist; raises the errors of `put`."""
         known = len(self.notes)
-        artifact = self.get(key)
+        artifact = self.get(key_of(facts))
         if artifact is not None:
             return artifact
-        with self._locked(key):
-            artifact = self._verified_or_removed(key)
-            if artifact is not None:
-                return artifact
-            produced = self._make(key, facts, writer)
-        self._keep_to_limit(facts)
-        return msgspec.structs.replace(produced, note="; ".join(self.notes[known:]))
+        return msgspec.structs.replace(self.put(facts, writer), note="; ".join(self.notes[known:]))
 
     def list(self) -> tuple[Artifact, ...]:
         """Return the artifacts with readable metadata, sorted by name, without verifying their contents."""
         entries = ((entry, _metadata(entry)) for entry in self._entries())
         return tuple(_artifact(entry, metadata) for entry, metadata in entries if metadata is not None)
 
-    def prune(self, limit_bytes: int, run: str | None = None) -> tuple[str, ...]:
+    def prune(self, limit_bytes: int, run: str | None = None, unused_s: float = 0) -> tuple[str, ...]:
         """Remove the least recently used artifacts until the rest take at most `limit_bytes`; return their keys.
 
-        Artifacts in use stay, as do those that belong to other users and cannot be removed. Leftovers of killed
-        processes and entries without metadata or content go first, and so do, with `run`, artifacts restricted to a
-        different run.
+        Artifacts used in the last `unused_s` seconds stay, as do those that belong to other users and cannot be
+        removed. Leftovers of killed processes and entries without metadata go first, and so do, with `run`, artifacts
+        restricted to a different run.
         """
         with self._explaining():
-            self._sweep()
+            for leftover in self._leftovers():
+                _removed(leftover)
             artifacts = sorted(self.list(), key=lambda artifact: artifact.used_ns)
             total = sum(artifact.metadata.bytes for artifact in artifacts)
             removed = []
             for artifact in artifacts:
                 is_left = run is not None and artifact.metadata.facts.get(_RUN, run) != run
-                if (is_left or total > limit_bytes) and self._remove_unused(artifact):
+                is_over = total > limit_bytes and time.time() - artifact.used_ns / 1e9 >= unused_s
+                if (is_left or is_over) and _removed(artifact.path.parent):
                     removed.append(artifact.key)
                     total -= artifact.metadata.bytes
             return tuple(removed)
 
-    def close(self) -> None:
-        """Release the artifacts in use; their files stay until the space is needed."""
-        while self._in_use:
-            os.close(self._in_use.pop())
-
-    def __enter__(self) -> "ArtifactStore":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _verified(self, key: str) -> Artifact | None:
-        """Return the artifact, marked as in use, or None if there is none; raise _DamagedEntry."""
-        entry = self._entry(key)
-        if not entry.is_dir():
-            return None
-        metadata = _metadata(entry)
-        if metadata is None:
-            raise _DamagedEntry("its metadata cannot be read")
-        artifact = _artifact(entry, metadata)
-        fd = _opened(artifact.path)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH)
-            _require_content(artifact.path, metadata)
-            if not _is_at(fd, artifact.path):
-                raise _DamagedEntry("it was removed during reading")
-        except BaseException:
-            os.close(fd)
-            raise
-        self._in_use.append(fd)
-        if not self._read_only:
-            with suppress(OSError):  # a read-only folder does not record the last use
-                os.utime(entry / _METADATA)
-        return artifact
-
-    def _verified_or_removed(self, key: str) -> Artifact | None:
-        """Call `_verified` while holding the lock, and remove a damaged entry."""
-        try:
-            return self._verified(key)
-        except _DamagedEntry as damage:
-            self.notes.append(f"{key}: {damage}; removed")
-            with self._explaining():
-                shutil.rmtree(self._entry(key))
-            return None
-
-    def _make(self, key: str, facts: Mapping[str, Any], writer: Writer) -> Artifact:
-        if key != key_of(facts):
-            raise ValueError(f"{key} is not the key of these facts, which is {key_of(facts)}")
-        scratch = self._folder / ".making" / key
-        path = scratch / _file_name(facts)
-        with self._removing(scratch):
-            scratch.mkdir(parents=True)
-            written = writer(path)
-            self._require_one_file(path)
-            fd = _opened(path)
-            self._in_use.append(fd)
-            # the lock moves with the renamed file, so that no process removes the new entry
-            fcntl.flock(fd, fcntl.LOCK_SH)
-            metadata = _describe(path, facts, written if isinstance(written, Mapping) else {})
-            (scratch / _METADATA).write_bytes(msgspec.json.format(msgspec.json.encode(metadata)))
-            for part in (scratch / _METADATA, *parts(path)):
-                sync(part)
-            sync(scratch)
-            entry = self._entry(key)
-            if entry.exists():
-                shutil.rmtree(entry)
-            scratch.rename(entry)
-            sync(self._folder)
-        return msgspec.structs.replace(_artifact(entry, metadata), reused=False)
-
-    def _require_one_file(self, path: Path) -> None:
-        names = sorted(file.name for file in path.parent.iterdir())
-        is_known = names in ([path.name], [path.name, f"{path.name}{DATA}"])
-        if not is_known or path.is_symlink() or not path.is_file() or not path.stat().st_size:
-            raise ArtifactError(f"the exporter wrote {', '.join(names) or 'nothing'}, instead of one file {path.name}")
-
     @contextmanager
-    def _removing(self, scratch: Path) -> Iterator[None]:
-        """Remove `scratch` before the block and after an error; report a full disk with the size needed."""
-        shutil.rmtree(scratch, ignore_errors=True)  # left by a killed process, because we hold the lock
+    def _scratch(self, key: str) -> Iterator[Path]:
+        """Yield a folder that exists during the block; report a full disk with the size needed."""
+        making = self._folder / ".making"
+        with self._explaining():
+            making.mkdir(parents=True, exist_ok=True)
+            scratch = Path(tempfile.mkdtemp(prefix=key, dir=making))
         try:
-            yield
+            yield scratch
         except BaseException as error:
-            written = sum(file.stat().st_size for file in scratch.glob("*"))
-            shutil.rmtree(scratch, ignore_errors=True)
             if _disk_full(error):
-                self._refuse_full(written, error)
+                self._refuse_full(sum(file.stat().st_size for file in scratch.rglob("*")), error)
             if isinstance(error, OSError) and str(error.filename or "").startswith(str(self._folder)):
                 self._refuse(error)
             raise
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
 
     def _refuse_full(self, written: int, error: BaseException) -> NoReturn:
         needed = max(written, shutil.disk_usage(self._folder).free) / 1e6
@@ -276,46 +218,11 @@ class ArtifactStore:
         except OSError as error:
             self._refuse(error)
 
-    @contextmanager
-    def _locked(self, key: str, *, wait: bool = True) -> Iterator[bool]:
-        """Hold the key's lock during a block; yield whether it was acquired: without `wait`, that may fail."""
-        path = self._entry(key).parent / ".locks" / key
-        with self._explaining() if wait else nullcontext():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fd, free = _lock(path, wait=wait)
-        try:
-            yield free
-        finally:
-            os.close(fd)
-
-    def _keep_to_limit(self, facts: Mapping[str, Any]) -> None:
-        if self._limit_bytes is not None:
-            self.prune(self._limit_bytes, facts.get(_RUN))
-
-    def _sweep(self) -> None:
-        for path in [*(self._folder / ".making").glob("*"), *self._entries()]:
-            with suppress(PermissionError), self._locked(path.name, wait=False) as free:
-                # unless locked, the entry may be being replaced by another process
-                if free and not (path.parent == self._folder and _is_whole(path)):
-                    shutil.rmtree(path, ignore_errors=True)
-
-    def _remove_unused(self, artifact: Artifact) -> bool:
-        with suppress(PermissionError), self._locked(artifact.key, wait=False) as free:
-            if not free:
-                return False
-            try:
-                fd = os.open(artifact.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            except FileNotFoundError:  # removed by another process since it was listed
-                return True
-            try:
-                unused = _flocked(fd, fcntl.LOCK_EX, wait=False)
-                if unused:
-                    shutil.rmtree(artifact.path.parent)
-                    (self._folder / ".locks" / artifact.key).unlink(missing_ok=True)
-                return unused
-            finally:
-                os.close(fd)
-        return False
+    def _leftovers(self) -> Iterator[Path]:
+        for path in (self._folder / ".making").glob("*"):
+            if time.time() - path.stat().st_mtime > _LEFT_S:
+                yield path
+        yield from (entry for entry in self._entries() if _metadata(entry) is None)
 
     def _entries(self) -> Iterator[Path]:
         """Yield the folders of entries, complete or not, and ignore everything else."""
@@ -342,27 +249,22 @@ def _metadata(entry: Path) -> Metadata | None:
     return metadata if ours else None
 
 
-def _is_whole(entry: Path) -> bool:
-    """Return whether an entry has its metadata and its content, without verifying the content."""
-    metadata = _metadata(entry)
-    content = entry / _file_name(metadata.facts) if metadata else entry
-    return content.is_file() and not content.is_symlink()
-
-
 def _artifact(entry: Path, metadata: Metadata) -> Artifact:
-    try:
-        used_ns = (entry / _METADATA).stat().st_mtime_ns
-    except FileNotFoundError:
-        used_ns = 0
+    used_ns = (entry / _METADATA).stat().st_mtime_ns
     return Artifact(key=entry.name, path=entry / _file_name(metadata.facts), metadata=metadata, used_ns=used_ns)
 
 
-def _opened(path: Path) -> int:
+def _verified(entry: Path) -> Artifact:
+    """Return the artifact in this folder; raise _DamagedEntry unless its contents are intact."""
+    metadata = _metadata(entry)
+    if metadata is None:
+        raise _DamagedEntry("its metadata cannot be read")
+    artifact = _artifact(entry, metadata)
     try:
-        # non-blocking, in case it is a named pipe
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        _require_content(artifact.path, metadata)
     except OSError as error:
-        raise _DamagedEntry(f"its content cannot be opened: {error.strerror}") from error
+        raise _DamagedEntry(f"its content cannot be read: {error.strerror}") from error
+    return artifact
 
 
 def _require_content(path: Path, metadata: Metadata) -> None:
@@ -372,6 +274,20 @@ def _require_content(path: Path, metadata: Metadata) -> None:
         raise _DamagedEntry(f"it has {size} bytes, not {metadata.bytes}")
     if sha256_of(*files) != metadata.sha256:
         raise _DamagedEntry("its bytes have changed since it was written (SHA-256)")
+
+
+def _require_one_file(path: Path) -> None:
+    names = sorted(file.name for file in path.parent.iterdir())
+    is_known = names in ([path.name], [path.name, f"{path.name}{DATA}"])
+    if not is_known or path.is_symlink() or not path.is_file() or not path.stat().st_size:
+        raise ArtifactError(f"the exporter wrote {', '.join(names) or 'nothing'}, instead of one file {path.name}")
+
+
+def _removed(folder: Path) -> bool:
+    """Remove the folder; return whether it is gone, which another user's may not be."""
+    with suppress(FileNotFoundError, PermissionError):
+        shutil.rmtree(folder)
+    return not folder.exists()
 
 
 def parts(path: Path) -> list[Path]:
@@ -398,32 +314,6 @@ def sha256_of(*paths: Path, beat: Callable[[], None] = lambda: None) -> str:
                 digest.update(piece)
                 beat()
     return digest.hexdigest()
-
-
-def _is_at(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _lock(path: Path, *, wait: bool) -> tuple[int, bool]:
-    """Return the open lock file, and whether the lock was acquired."""
-    while True:
-        # opened read-only, which suffices for flock: the lock file of another group member may be read-only
-        fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-        free = _flocked(fd, fcntl.LOCK_EX, wait=wait)
-        if not free or _is_at(fd, path):
-            return fd, free
-        os.close(fd)  # removed by the process that held it: open a new file
-
-
-def _flocked(fd: int, operation: int, *, wait: bool) -> bool:
-    try:
-        fcntl.flock(fd, operation if wait else operation | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _describe(path: Path, facts: Mapping[str, Any], measured: Mapping[str, Any]) -> Metadata:

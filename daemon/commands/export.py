@@ -159,8 +159,8 @@ def _refuse_own(request: ExportRequest) -> None:
 
 def list_store(out: TextIO, as_json: bool) -> None:
     """Print the contents of this machine's store."""
-    with ArtifactStore(folders.artifacts()) as store:
-        artifacts = list(store.list())
+    store = ArtifactStore(folders.artifacts())
+    artifacts = list(store.list())
     show(artifacts, out, as_json)
     if not as_json:
         total = sum(artifact.metadata.bytes for artifact in artifacts)
@@ -172,8 +172,8 @@ def list_store(out: TextIO, as_json: bool) -> None:
 def prune_store(limit_bytes: int, out: TextIO) -> None:
     """Remove the least recently used files until the rest is within the limit in bytes."""
     try:
-        with ArtifactStore(folders.artifacts()) as store:
-            removed = store.prune(limit_bytes)
+        store = ArtifactStore(folders.artifacts())
+        removed = store.prune(limit_bytes)
     except ArtifactError as error:
         raise UsageError(str(error)) from error
     out.write("".join(f"removed {key}\n" for key in removed) or "nothing to remove\n")

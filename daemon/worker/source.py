@@ -19,7 +19,7 @@ from benchd.daemon.records import ArtifactFacts, OptionValue, Provider, Quantisa
 from benchd.daemon.runtimes import Precision
 from benchd.daemon.worker.structures import ONLY, Batch, InTuple, Tensors, cycled, leading, tensors, values
 from benchd.exporters import code, files, sessions
-from benchd.exporters.artifacts import Artifact, ArtifactStore, key_of
+from benchd.exporters.artifacts import Artifact, ArtifactStore
 from benchd.exporters.calibrated import CannotQuantise, Quantised, refuse_few
 from benchd.exporters.files import ONLY_OUTPUT, QuantisedFor, Target
 
@@ -181,14 +181,13 @@ class Source:
         if precision == "int8":
             return self.quantise(batch, form, made_for)
         facts = self._facts(precision, batch, form)
-        return self.store.produce(key_of(facts), facts, lambda path: self._export(path, facts, batch))
+        return self.store.produce(facts, lambda path: self._export(path, facts, batch))
 
     def quantise(self, batch: int | None, form: files.Form | None, made_for: QuantisedFor) -> Artifact:
         """Return the int8 file, made from the float32 one and the calibration images if it is not in the store."""
         calibration = self._calibration()
         facts = self._facts("int8", batch, form) | self._int8_facts(calibration, made_for)
-        return self.store.produce(
-            key_of(facts), facts, lambda path: self._quantise(path, calibration, batch, form, made_for)
+        return self.store.produce(facts, lambda path: self._quantise(path, calibration, batch, form, made_for)
         )
 
     def _calibration(self) -> Calibration:
@@ -242,7 +241,7 @@ class Source:
         def write(path: Path) -> dict[str, Any]:
             return _measured(calibrate(path, list(_batches(calibration, batch))), calibration, start)
 
-        artifact = self.store.produce(key_of(facts), facts, write)
+        artifact = self.store.produce(facts, write)
         self._note(artifact, start)
         return artifact
 

@@ -31,10 +31,10 @@ def test_a_plan_is_kept_by_everything_it_was_made_of_and_for(tmp_path):
     facts = tensorrt.engine_facts(**FACTS)
     keys = {key_of(tensorrt.engine_facts(**FACTS | {name: other})) for name, other in OTHERS.items()}
     assert len(keys | {key_of(facts)}) == len(OTHERS) + 1
-    with ArtifactStore(tmp_path) as store:
-        artifact = store.put(key_of(facts), facts, lambda path: path.write_bytes(b"plan"))
-        assert artifact.path.name == "model.plan"
-        assert store.get(key_of(tensorrt.engine_facts(**FACTS))).metadata.facts == facts
+    store = ArtifactStore(tmp_path)
+    artifact = store.put(facts, lambda path: path.write_bytes(b"plan"))
+    assert artifact.path.name == "model.plan"
+    assert store.get(key_of(tensorrt.engine_facts(**FACTS))).metadata.facts == facts
 
 
 def test_the_order_of_the_flags_does_not_matter():

@@ -113,7 +113,7 @@ def test_a_plan_that_is_none_of_this_tensorrt_is_built_again_and_said_so(tmp_pat
     source = source_of(tmp_path, net, images)
     backend.load(source, "fp32", CUDA, images)
     (stored,) = (artifact for artifact in source.store.list() if artifact.path.suffix == ".plan")
-    source.store.put(stored.key, stored.metadata.facts, lambda path: path.write_bytes(b"not a plan" * 100))
+    source.store.put(stored.metadata.facts, lambda path: path.write_bytes(b"not a plan" * 100))
     loaded = backend.load(source, "fp32", CUDA, images)
     assert "rebuilt" in loaded.runtime.notes[0]
     torch.testing.assert_close(loaded.run(images.to(CUDA)).cpu(), outputs_of(net, images), rtol=1e-3, atol=1e-3)

@@ -21,7 +21,7 @@ from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import ONLY, Batch, InTuple, Tensors, cast, tensors, values
 from benchd.exporters import aoti, artifacts, code, doubled
 from benchd.exporters.aoti import Made
-from benchd.exporters.artifacts import Artifact, key_of
+from benchd.exporters.artifacts import Artifact
 from benchd.kernels import compiler
 
 _NO_COMPILER = "an AOTInductor package is compiled by a C++ compiler: install g++ or set CXX, or use a shipped folder"
@@ -92,8 +92,7 @@ def _package(
         **source.scope,
     }
     start = time.monotonic()
-    artifact = source.store.produce(
-        key_of(facts), facts, lambda path: _compile(source, precision, device, example, path, wanted)
+    artifact = source.store.produce(facts, lambda path: _compile(source, precision, device, example, path, wanted)
     )
     return artifact, None if artifact.reused else time.monotonic() - start, notes
 

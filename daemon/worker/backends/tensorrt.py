@@ -25,7 +25,7 @@ from benchd.daemon.worker.backends.cudagraph import SLOTS, Slot, capture, rotati
 from benchd.daemon.worker.source import Source, answer, paths
 from benchd.daemon.worker.structures import Batch, float_type
 from benchd.exporters import artifacts, tensorrt
-from benchd.exporters.artifacts import Artifact, key_of
+from benchd.exporters.artifacts import Artifact
 from benchd.exporters.tensorrt import Context, Engine, EngineBuild, ForeignPlan
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _plan(
         )
 
     make = source.store.put if anew else source.store.produce
-    return make(key_of(facts), facts, write), builds[0] if builds else None
+    return make(facts, write), builds[0] if builds else None
 
 
 def _shares(dla_share: float | None) -> dict[str, float]:

@@ -13,7 +13,7 @@ from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.worker.structures import Batch, content, values
 from benchd.daemon.worker.workload import Workload
 from benchd.exporters import code
-from benchd.exporters.artifacts import ArtifactStore, key_of
+from benchd.exporters.artifacts import ArtifactStore
 
 LIMIT_BYTES = 2 * 2**30
 _RUNTIMES = ("torch", "torchvision", "timm", "onnxruntime")
@@ -24,11 +24,11 @@ Compute = Callable[[], Arrays]
 
 def kept(folder: Path, facts: Mapping[str, Any], compute: Compute) -> Arrays:
     """Return the arrays for these facts in `folder`, computing absent ones; above a limit, the oldest are deleted."""
-    with ArtifactStore(folder, LIMIT_BYTES) as store:
-        # uncompressed, because the numbers look random; without options, which NumPy 1 would store as arrays
-        artifact = store.produce(key_of(facts), facts, lambda path: np.savez(path, **compute()))  # type: ignore[arg-type]
-        with np.load(artifact.path, allow_pickle=False) as arrays:
-            return dict(arrays)
+    store = ArtifactStore(folder, LIMIT_BYTES)
+    # uncompressed, because the numbers look random; without options, which NumPy 1 would store as arrays
+    artifact = store.produce(facts, lambda path: np.savez(path, **compute()))  # type: ignore[arg-type]
+    with np.load(artifact.path, allow_pickle=False) as arrays:
+        return dict(arrays)
 
 
 def facts(

@@ -12,7 +12,7 @@ from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring.protocol import ExportRequest
 from benchd.daemon.records import Inputs
 from benchd.exporters import code, files
-from benchd.exporters.artifacts import Artifact, ArtifactStore, key_of
+from benchd.exporters.artifacts import Artifact, ArtifactStore
 
 REQUEST = ExportRequest(
     models=["snn_onepass"],
@@ -52,8 +52,8 @@ def filled(folder, model="vim_tiny", measured=MEASURED, size=1_234_567):
         path.write_bytes(bytes(size))
         return measured
 
-    with ArtifactStore(folder) as store:
-        return store.put(key_of(facts), facts, write)
+    store = ArtifactStore(folder)
+    return store.put(facts, write)
 
 
 @pytest.mark.parametrize(

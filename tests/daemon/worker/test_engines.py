@@ -14,7 +14,6 @@ from benchd.daemon.worker import backends, exporting
 from benchd.daemon.worker.backends import tensorrt as backend
 from benchd.daemon.worker.source import Source
 from benchd.exporters import artifacts, tensorrt
-from benchd.exporters.artifacts import key_of
 
 
 @pytest.fixture
@@ -43,7 +42,7 @@ def test_a_gpu_of_one_name_with_other_multiprocessors_gets_its_own_plan_and_kern
 def test_the_engine_that_was_loaded_is_handed_back_whichever_the_clock_says_was_used_last(source):
     for model, used_ns in (("a", 1), ("b", 2)):
         facts = {"format": "plan", "model": model}
-        artifact = source.store.put(key_of(facts), facts, lambda path: path.write_bytes(b"content"))
+        artifact = source.store.put(facts, lambda path: path.write_bytes(b"content"))
         os.utime(artifact.path.with_name("metadata.json"), ns=(used_ns, used_ns))
         source.built.setdefault(PLAN, artifact.path)
     assert exporting._engine(source).metadata.facts == {"format": "plan", "model": "a"}
@@ -68,7 +67,7 @@ def test_an_engine_is_built_for_the_batch_asked_for_however_few_images_there_are
     def load(variant, source, device, example):
         sizes.append(len(example))
         facts = {"format": "plan"}
-        source.built[PLAN] = source.store.put(key_of(facts), facts, lambda path: path.write_bytes(b"content")).path
+        source.built[PLAN] = source.store.put(facts, lambda path: path.write_bytes(b"content")).path
 
     monkeypatch.setattr(backends, "load", load)
     (file,) = exporting._wanted(request)

@@ -100,8 +100,8 @@ OTHER_TORCH = {"versions": code.versions(*files.EXPORTERS) | {"torch": "2.7.0"}}
 @pytest.mark.parametrize("other", [OTHER_CODE, OTHER_TORCH], ids=["benchd", "torch"])
 def test_a_file_that_other_code_or_another_torch_made_is_made_again(tmp_path, other):
     old = facts_of(2) | other
-    with ArtifactStore(tmp_path) as store:
-        store.put(key_of(old), old, lambda path: path.write_bytes(b"old"))
+    store = ArtifactStore(tmp_path)
+    store.put(old, lambda path: path.write_bytes(b"old"))
     artifact = source(tmp_path).onnx("fp32", 2, "cpu")
     assert (artifact.reused, artifact.metadata.facts["code_sha256"]) == (False, code.sha256())
 
@@ -115,10 +115,11 @@ def test_an_int8_file_is_of_the_onnx_runtime_that_wrote_it():
 
 def as_made_by(brought, folder, other):
     """Copy the file of batch 2 from one folder to another as if `other` had made it; return its key."""
-    with ArtifactStore(brought, read_only=True) as brought_store, ArtifactStore(folder) as store:
-        artifact = brought_store.get(key_of(facts_of(2)))
-        facts = facts_of(2) | other
-        return store.put(key_of(facts), facts, lambda path: path.write_bytes(artifact.path.read_bytes())).key
+    brought_store = ArtifactStore(brought, read_only=True)
+    store = ArtifactStore(folder)
+    artifact = brought_store.get(key_of(facts_of(2)))
+    facts = facts_of(2) | other
+    return store.put(facts, lambda path: path.write_bytes(artifact.path.read_bytes())).key
 
 
 def test_a_given_file_of_another_torch_is_used_and_told(brought, tmp_path):
