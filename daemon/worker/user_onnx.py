@@ -14,7 +14,6 @@ from benchd.daemon.errors import UnfitModel, Unsupported
 from benchd.daemon.measuring import user_onnx
 from benchd.daemon.records import InputSpec, Variant, WorkCount
 from benchd.daemon.runtimes import FILE_BACKENDS, Precision
-from benchd.daemon.worker import onnx_answers
 from benchd.daemon.worker.structures import Tensors, dtype_of
 from benchd.exporters import artifacts, onnx_cost, onnx_files, sessions
 from benchd.exporters.artifacts import Artifact, sha256_of
@@ -55,11 +54,6 @@ class OnnxModule(nn.Module):
         return [output.name for output in self._opened().get_outputs()]
 
     @property
-    def answers_numbers(self) -> bool:
-        """Return whether the outputs are neither strings nor maps."""
-        return onnx_answers.are_numbers(self._opened())
-
-    @property
     def casts_to(self) -> str:
         """Return the half-precision formats to which a float32 file casts; empty if there are none."""
         return ", ".join(onnx_files.half(self.path)) if user_onnx.precision(self.path) == "fp32" else ""
@@ -77,8 +71,6 @@ class OnnxModule(nn.Module):
     def answer_again(self, *inputs: Tensor) -> Tensor | Tensors:
         """Return the outputs of a run into memory prefilled with different values, which reveals unwritten outputs."""
         session, feeds = self._opened(), self._feeds(inputs)
-        if not self.answers_numbers:  # only numbers can be prefilled
-            return self.forward(*inputs)
         binding = session.io_binding()
         for name, value in feeds.items():
             binding.bind_cpu_input(name, value)
@@ -120,7 +112,7 @@ class OnnxModule(nn.Module):
         return self._answer(self._opened().run(None, self._feeds(inputs)))
 
     def _answer(self, outputs: Sequence[Any]) -> Tensor | Tensors:
-        tensors = [torch.as_tensor(onnx_answers.numbers(value)) for value in outputs]
+        tensors = [torch.as_tensor(value) for value in outputs]
         return tensors[0] if len(tensors) == 1 else Tensors(dict(zip(self.outputs, tensors, strict=True)))
 
 
