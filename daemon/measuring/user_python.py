@@ -1,7 +1,6 @@
-"""Inspects a user's Python file without running it: whether it can run as a file, and what it defines and imports."""
+"""Inspects a user's Python file without running it: what it defines and imports."""
 
 import ast
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,21 +11,13 @@ _DYNAMIC = {"*", "__getattr__", "exec", "globals", "locals", "setattr", "vars"}
 
 
 def refuse(path: Path, function: str, option: str = "--module") -> None:
-    """Raise UsageError if an option's file is not Python, uses relative imports, or does not define `function`."""
+    """Raise UsageError if an option's file is not Python or does not define `function`."""
     option = f"{option} {path}:{function}"
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError) as error:  # ValueError if the file is not text
         line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
         raise UsageError(f"{option}: {path.name}{line}: {error}") from error
-    level = _relative_level(tree, function)
-    if level:
-        folder, module = _package(path.resolve(), level)
-        where = "" if folder == Path.cwd() else f" in the folder {os.path.relpath(folder)}"
-        raise UsageError(
-            f"{option}: {path.name} uses relative imports, which need a package; give --module "
-            f"{module}:{function}{where}"
-        )
     if not {function, *_DYNAMIC} & set(_names(tree)):
         raise UsageError(f"{option}: {path.name} has no {function!r}")
 
@@ -37,22 +28,6 @@ def imports(path: Path) -> set[str]:
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
     return {name.partition(".")[0] for name in names}
-
-
-def _relative_level(tree: ast.Module, function: str) -> int:
-    """Return how many folders up the unconditional relative imports reach; 0 if there are none."""
-    called = [node.body for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
-    statements = [*tree.body, *(statement for body in called for statement in body)]
-    return max((node.level for node in statements if isinstance(node, ast.ImportFrom)), default=0)
-
-
-def _package(path: Path, level: int) -> tuple[Path, str]:
-    """Return the folder that contains the file's package, at least `level` folders up, and the module's name in it."""
-    folder, names = path.parent, [path.stem]
-    while len(names) <= level or (folder / "__init__.py").is_file():
-        names.insert(0, folder.name)
-        folder = folder.parent
-    return folder, ".".join(names)
 
 
 def _names(tree: ast.Module) -> Iterator[str]:

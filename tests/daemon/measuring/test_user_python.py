@@ -37,23 +37,3 @@ def test_a_function_that_is_not_there_is_refused_unrun(tmp_path):
     path = written(tmp_path / "net.py", "raise SystemExit\ndef build(): pass")
     with pytest.raises(UsageError, match=r"net\.py:bild: net\.py has no 'bild'$"):
         user_python.refuse(path, "bild")
-
-
-@pytest.mark.parametrize("text", ["from .parts import net\ndef build(): pass", "def build():\n    from . import parts"])
-def test_a_part_of_a_package_is_to_be_given_by_its_name(text, tmp_path, monkeypatch):
-    path = written(tmp_path / "pkg" / "sub" / "net.py", text)
-    for folder in ("pkg", "pkg/sub"):
-        (tmp_path / folder / "__init__.py").touch()
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"uses relative imports, .* give --module pkg\.sub\.net:build$"):
-        user_python.refuse(path, "build")
-    monkeypatch.chdir(tmp_path / "pkg")
-    with pytest.raises(UsageError, match=r"give --module pkg\.sub\.net:build in the folder \.\.$"):
-        user_python.refuse(path, "build")
-
-
-def test_a_package_without_init_files_is_as_deep_as_its_imports(tmp_path, monkeypatch):
-    path = written(tmp_path / "sub" / "net.py", "from ..parts import build")
-    monkeypatch.chdir(tmp_path.parent)
-    with pytest.raises(UsageError, match=rf"give --module {tmp_path.name}\.sub\.net:build$"):
-        user_python.refuse(path, "build")
