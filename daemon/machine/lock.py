@@ -11,16 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
-import msgspec
-from msgspec import Struct
-
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.machine.environment import without_credentials
 from benchd.daemon.machine.sysfs import text
 
 NAME = "benchd.lock"
 FOLDER_VARIABLE = "BENCHD_LOCK_DIR"
-ACTIVITY = Path("/run/benchd/activity.json")
 SERVICE = "service.lock"  # locked by the process that writes a state folder
 MODE = 0o644
 RUN_LOCK = Path("/run/lock")
@@ -42,15 +38,8 @@ class Busy(NotAvailable):
     """Another process, the `holder`, is measuring on this machine, as `state` says."""
 
     def __init__(self, holder: str) -> None:
-        self.holder, self.state = holder, f"this machine is already being measured by {holder}{_doing()}"
+        self.holder, self.state = holder, f"this machine is already being measured by {holder}"
         super().__init__(f"{self.state}; wait until that ends, or stop it (the service with `systemctl stop benchd`)")
-
-
-class Activity(Struct):
-    """What the service is measuring, and when that will roughly end, on CLOCK_MONOTONIC."""
-
-    case_id: str
-    ends_s: float
 
 
 class MachineLock:
@@ -131,13 +120,3 @@ def _called(words: Sequence[str]) -> str:
     typed = names[1:] if names[0].startswith("python") and names[1:] else names
     line = " ".join(" ".join(typed).split())
     return line if len(line) <= NAMED_CHARS else f"{line[:NAMED_CHARS]}…"
-
-
-def _doing(path: Path = ACTIVITY) -> str:
-    """Return what the service reports that it is measuring; empty if that is nothing or has ended."""
-    try:
-        activity = msgspec.json.decode(text(path) or "", type=Activity)
-    except msgspec.DecodeError:
-        return ""
-    left_s = activity.ends_s - time.monotonic()
-    return f" and is measuring {activity.case_id}, for about {left_s:.0f} s more" if left_s > 0 else ""

@@ -2,15 +2,12 @@
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cache, partial
-
-import msgspec
 
 from benchd.daemon.config import Conditions
 from benchd.daemon.delivery import disk
 from benchd.daemon.errors import BenchdError, Full, NotAvailable, UsageError
-from benchd.daemon.machine.lock import Activity, Busy, MachineLock
+from benchd.daemon.machine.lock import Busy, MachineLock
 from benchd.daemon.machine.systemd_notify import log
 from benchd.daemon.measuring import recording
 from benchd.daemon.measuring.plan import PlannedCase, in_rounds
@@ -102,7 +99,7 @@ def measure(state: State, entry: StartedSuite, left: Sequence[PlannedCase]) -> N
         with session.measuring():
             session.sampler(supervisor.plan)
             background.feed_watchdog(state)  # starting the sampler took time, and describing the machine may, too
-            supervisor.measure(group, partial(_begin, state, entry, sum(case.seconds for case in group)))
+            supervisor.measure(group, partial(_begin, state, entry))
     except Busy as busy:  # another process was faster
         _wait_for(state, str(busy))
     except Full as full:  # also after an I/O error, whatever the earlier check found
@@ -124,30 +121,20 @@ def measure(state: State, entry: StartedSuite, left: Sequence[PlannedCase]) -> N
         log(f"not kept: {state.problem}")
 
 
-def _begin(state: State, entry: StartedSuite, about_s: float, case: MeasuredCase) -> None:
-    """Store the case whose process is next, so that a crash can be attributed to it.
-
-    `about_s` is the estimated duration of this case and those measured in rounds with it. While it runs, its name is in
-    a file that any user's `bench-once` can read.
-    """
+def _begin(state: State, entry: StartedSuite, case: MeasuredCase) -> None:
+    """Store the case whose process is next, so that a crash can be attributed to it."""
     planned, run_id = case.planned, case.run_id
     state.running = (entry, planned)
     state.since_s = state.since_s or time.monotonic()
     began = run_id.t_wall, run_id.t_mono_ns
     state.facts.running = Running(entry.suite_id, planned.case, planned.preset, state.boot_id, *began)
     state.save()
-    path = state.activity_file
-    with suppress(OSError):  # informational only, and on a separate file system
-        path.write_bytes(msgspec.json.encode(Activity(planned.case.case_id, run_id.t_mono_ns / 1e9 + about_s)))
-        path.chmod(0o644)
 
 
 def _end(state: State) -> None:
     """Let the link send again, whatever the case's result."""
     state.hold(timed=False)
     state.running = state.since_s = None
-    with suppress(OSError):
-        state.activity_file.unlink(missing_ok=True)
     announcements.publish_health(state)
 
 

@@ -1,6 +1,5 @@
 """The service's state: its facts, its configuration, and its current activity."""
 
-import os
 import signal
 import time
 from collections import deque
@@ -17,7 +16,7 @@ from benchd.daemon.delivery.log import Log
 from benchd.daemon.delivery.messages import Event, Judgement
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
-from benchd.daemon.machine import identity, lock
+from benchd.daemon.machine import identity
 from benchd.daemon.machine.systemd_notify import Notifier, log
 from benchd.daemon.measuring.plan import Machine, PlannedCase
 from benchd.daemon.measuring.session import Session
@@ -75,7 +74,6 @@ class State:
 
     def __init__(self, path: Path, folder: Path, artifacts: Path | None = None) -> None:
         self.path, self.folder, self.artifacts = path, folder, artifacts
-        self.activity_file = Path(os.environ.get("RUNTIME_DIRECTORY") or folder, lock.ACTIVITY.name)
         self.boot_id, self.started_s = identity.boot_id(), time.monotonic()
         self.booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
         self.notifier, self.every, self.judge = Notifier(), RateLimits(), Judge()

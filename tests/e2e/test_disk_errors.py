@@ -7,7 +7,7 @@ from disks import failing_ext4, tmpfs
 from test_service import LONG_S, eat, journal_of, site, under_way  # noqa: F401 - a fixture
 from waiting import WAIT_S, wait_for
 
-from benchd.daemon.machine.lock import ACTIVITY
+from benchd.daemon.service.facts import STATE, FactsFile
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def failing_disk(site):  # noqa: F811
 def test_a_disk_that_becomes_read_only_during_a_case_does_not_stop_the_service(site, failing_disk):  # noqa: F811
     suite_id, _ = under_way(site, 16)
     with site.configure(cap_s=LONG_S, sizes="[16]").service() as process:
-        wait_for((site.folder / "state/benchd" / ACTIVITY.name).exists, process)  # the case is on the disk by then
+        wait_for(lambda: FactsFile(site.folder / "state/benchd" / STATE).now.running, process)
         failing_disk("an error of the test")
         site.command("cancel", suite_id=suite_id)  # refused if the disk has ended the case
         wait_for(lambda: "Read-only file system" in (site.folder / "log").read_text(), process)

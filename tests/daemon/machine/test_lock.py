@@ -1,17 +1,14 @@
 import os
-import re
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.machine import lock
-from benchd.daemon.machine.lock import Activity, MachineLock, default_path
+from benchd.daemon.machine.lock import MachineLock, default_path
 
 HOLD = """
 import sys
@@ -112,14 +109,3 @@ def test_who_sets_another_folder_has_a_lock_of_its_own_there(path, tmp_path, mon
     (tmp_path / "of its own").mkdir()
     with MachineLock(path), MachineLock():
         assert (tmp_path / "of its own/benchd.lock").exists()
-
-
-def test_what_the_service_measures_and_how_long_is_told_until_that_is_over(tmp_path):
-    path = tmp_path / "activity.json"
-    assert lock._doing(path) == ""
-    path.write_bytes(msgspec.json.encode(Activity("square,eager,b1", time.monotonic() + 99.9)))
-    assert re.fullmatch(r" and is measuring square,eager,b1, for about \d+ s more", lock._doing(path))
-    path.write_bytes(msgspec.json.encode(Activity("square,eager,b1", time.monotonic() - 1)))
-    assert lock._doing(path) == ""
-    path.write_bytes(b"half a fi")
-    assert lock._doing(path) == ""
