@@ -1,6 +1,6 @@
 """Reads facts from an ONNX file without its weights, such as the names of its inputs and outputs."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -39,28 +39,6 @@ def data_files(path: Path) -> list[Path]:
     if outside:
         raise ValueError(f"its weights are in {outside[0]}, outside its folder")
     return [path.parent / place for place in sorted(places)]
-
-
-def cut_short(model: onnx.ModelProto, folder: Path) -> list[str]:
-    """Return the files in the model's folder that are shorter than the weights they should contain."""
-    read = [{entry.key: entry.value for entry in tensor.external_data} for tensor in _tensors(model)]
-    ends = {(entry["location"], int(entry.get("offset", 0)) + int(entry.get("length", 0))) for entry in read if entry}
-    return sorted({place for place, end in ends if (folder / place).stat().st_size < end})
-
-
-def foreign(path: Path) -> list[str]:
-    """Return the file's operators that neither ONNX nor ONNX Runtime defines, such as TensorRT plugins."""
-    model = onnx.load(path, load_external_data=False)
-    own = {function.domain for function in model.functions}
-    return sorted(
-        {".".join(filter(None, [node.domain, node.op_type])) for node in _nodes_of(model) if _is_foreign(node, own)}
-    )
-
-
-def _is_foreign(node: onnx.NodeProto, own: Collection[str]) -> bool:
-    if node.domain in own or node.domain.startswith("com.microsoft"):
-        return False
-    return not onnx.defs.has(node.op_type, node.domain)
 
 
 def drawing(path: Path) -> list[str]:

@@ -131,8 +131,7 @@ def _read(path: Path) -> onnx.ModelProto:
     try:
         model = onnx.load(path, load_external_data=False)
         missing = [part.name for part in onnx_files.data_files(path) if not part.is_file()]
-        cut_short = [] if missing else onnx_files.cut_short(model, path.parent)
-        if not missing and not cut_short:
+        if not missing:
             onnx.checker.check_model(str(path))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
@@ -142,8 +141,6 @@ def _read(path: Path) -> onnx.ModelProto:
             raise UsageError(f"{path}: truncated or not a valid ONNX file: {reason}") from error
     if missing:
         raise UsageError(f"{path}: its weights are in {missing[0]}, which is not next to it: copy both")
-    if cut_short:
-        raise UsageError(f"{path}: its weights in {cut_short[0]} are truncated: copy that file again")
     return model
 
 

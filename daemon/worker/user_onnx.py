@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchd.daemon.errors import UnfitModel, Unsupported
@@ -40,7 +38,7 @@ class OnnxModule(nn.Module):
         """Return the file with random errors in its computations, added by `onnx_files.rounded`."""
         noisy = copy.copy(self)
         edited = onnx_files.rounded(self.path, share, seed, floating=floating)
-        noisy._session = sessions.open_session(self.path, level=sessions.LOWER[-1], edited=edited)
+        noisy._session = sessions.open_session(self.path, optimised=False, edited=edited)
         return noisy
 
     @property
@@ -60,32 +58,9 @@ class OnnxModule(nn.Module):
 
     @property
     def why_changing(self) -> str:
-        """Return why the answer to the same inputs may change between runs."""
-        if drawing := onnx_files.drawing(self.path):
-            return f"{self.path.name} draws random numbers ({', '.join(drawing)}): export it in eval mode"
-        return (
-            f"no operator of {self.path.name} draws random numbers, so ONNX Runtime reads or returns memory that no "
-            "operator writes: leave that output out, or give different inputs"
-        )
-
-    def answer_again(self, *inputs: Tensor) -> Tensor | Tensors:
-        """Return the outputs of a run into memory prefilled with different values, which reveals unwritten outputs."""
-        session, feeds = self._opened(), self._feeds(inputs)
-        binding = session.io_binding()
-        for name, value in feeds.items():
-            binding.bind_cpu_input(name, value)
-        memory = [_unlike(answer) for answer in session.run(None, feeds)]
-        for name, place in zip(self.outputs, memory, strict=True):
-            at = ["cpu", 0, place.dtype.type, place.shape, place.ctypes.data] if place.size else []
-            binding.bind_output(name, *at)
-        session.run_with_iobinding(binding)
-        return self._answer(binding.copy_outputs_to_cpu())  # an input that is returned as an output has separate memory
-
-    def _feeds(self, inputs: Sequence[Tensor]) -> dict[str, NDArray[Any]]:
-        """Return the inputs by name, in the file's types."""
-        return {
-            spec.name: value.to(dtype_of(spec)).cpu().numpy() for spec, value in zip(self.inputs, inputs, strict=True)
-        }
+        """Return why the answer to the same inputs may change between runs, if the file says."""
+        drawing = ", ".join(onnx_files.drawing(self.path))
+        return f"{self.path.name} draws random numbers ({drawing}): export it in eval mode" if drawing else ""
 
     def count(self, inputs: Sequence[Tensor]) -> WorkCount:
         """Return the work of one run on these inputs."""
@@ -98,29 +73,19 @@ class OnnxModule(nn.Module):
         try:
             self._opened()
         except sessions.SessionError as error:
-            names = ", ".join(onnx_files.foreign(self.path))
-            whose = "an operator of neither ONNX nor ONNX Runtime, such as a plugin of TensorRT"
-            advice = f"; {names} is {whose}: export the net without it" if names else ""
-            raise Unsupported(f"{error}{advice}") from error
+            raise Unsupported(str(error)) from error
 
     def _opened(self) -> Any:
-        self._session = self._session or sessions.open_session(self.path, level=sessions.LOWER[-1])
+        self._session = self._session or sessions.open_session(self.path, optimised=False)
         return self._session
 
     def forward(self, *inputs: Tensor) -> Tensor | Tensors:
         """Return the outputs for inputs in the file's order, with floats of any type."""
-        return self._answer(self._opened().run(None, self._feeds(inputs)))
-
-    def _answer(self, outputs: Sequence[Any]) -> Tensor | Tensors:
-        tensors = [torch.as_tensor(value) for value in outputs]
+        feeds = {
+            spec.name: value.to(dtype_of(spec)).cpu().numpy() for spec, value in zip(self.inputs, inputs, strict=True)
+        }
+        tensors = [torch.as_tensor(value) for value in self._opened().run(None, feeds)]
         return tensors[0] if len(tensors) == 1 else Tensors(dict(zip(self.outputs, tensors, strict=True)))
-
-
-def _unlike(answer: NDArray[Any]) -> NDArray[Any]:
-    """Return an array whose every element differs from the answer's."""
-    return (
-        ~answer if answer.dtype == bool else (~answer.ravel().view(np.uint8)).view(answer.dtype).reshape(answer.shape)
-    )
 
 
 def artifact(path: Path, asked: Precision, sha256: str) -> Artifact:

@@ -356,10 +356,8 @@ def _refuse_odd(exact: Observation, loaded: LoadedModel, first: Batch, count: in
     """
     batch = cast(first, loaded.dtype).to(loaded.device).clone()
     before = batch.clone()
-    # a function that runs a file into memory that contains other values
-    of_file: Any = getattr(loaded.module, "answer_again", None)
     with torch.inference_mode():
-        again = answered(of_file(*values(batch)) if of_file else loaded.run(batch))
+        again = answered(loaded.run(batch))
     if not all(map(torch.equal, values(batch), values(before))):
         raise UnfitModel("forward writes to its input, which the next run reads again: work on a copy")
     parts = [of_batch(exact.outputs, place, len(first), count) for place in range(count // len(first))]
