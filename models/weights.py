@@ -1,11 +1,11 @@
 """Weights from files: safetensors, or torch files of tensors. No file format that runs code when read is accepted."""
 
 import argparse
-import contextlib
 import copy
 import importlib
 import re
 import warnings
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from benchd.models import catalog
 # keys under which training scripts store the state dict; the first match wins, so trained weights precede their average
 _WRAPPINGS = ("model", "state_dict", "model_state_dict", "model_ema", "state_dict_ema")
 _NAMED = 5
+_LONGEST = 300  # characters of a line of torch's reasons, which names every key
 
 
 class WeightsError(ValueError):
@@ -153,68 +154,34 @@ def _under_own_names(state: dict[str, torch.Tensor], published: Mapping[str, str
 
 
 def apply(module: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
-    """Copy `state` into the module; raise WeightsError, changing nothing, unless keys and shapes match the module's.
+    """Copy `state` into the module, which upgrades a state of its older version; raise WeightsError if it does not fit.
 
-    Keys that the module's own loading renames or adds for an older state are taken into account. A single number may
-    have shape () or (1,). Also raises WeightsError for a tensor with NaN, and for integer or complex numbers where the
-    module has real ones.
-    """
-    state = _upgraded(module, state)
-    own = module.state_dict()
-    single = {key for key in own.keys() & state.keys() if own[key].numel() == state[key].numel() == 1}
-    state = {key: tensor.reshape(own[key].shape) if key in single else tensor for key, tensor in state.items()}
-    reshaped = [
-        f"{key} {tuple(state[key].shape)} instead of {tuple(own[key].shape)}"
-        for key in own
-        if key in state and state[key].shape != own[key].shape
-    ]
-    problems = {
-        "missing": [key for key in own if key not in state],
-        "unexpected": [key for key in state if key not in own],
-        "of a different shape": reshaped,
-        "of a different number type": [
-            f"{key} {str(state[key].dtype).removeprefix('torch.')}"
-            for key in own
-            if key in state and _is_other(state[key], own[key])
-        ],
-        "with NaN in them": [key for key in own if key in state and _has_nan(state[key])],
-    }
-    misfits = [f"{len(keys)} {problem}: {_some(keys)}" for problem, keys in problems.items() if keys]
-    if misfits:
-        raise WeightsError("; ".join(misfits))
-    own.update(state)  # keeps the module versions, which MNASNet requires: the state has been upgraded
-    module.load_state_dict(own)
-
-
-def _upgraded(module: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the state upgraded by the module's own loading, without copying tensors.
-
-    A state with the module's keys but no versions is assumed to be current.
+    A state with the module's keys but no versions is assumed to be current. A single number may have shape () or (1,).
+    Also raises WeightsError for a tensor with NaN, and for integer or complex numbers where the module has real ones.
     """
     own = module.state_dict()
-    versions = getattr(own, "_metadata", None)
-    if state.keys() == own.keys() and getattr(state, "_metadata", versions) == versions:
-        return dict(state)
-    upgraded: dict[str, torch.Tensor] = {}
+    given = OrderedDict(
+        (key, tensor.reshape(own[key].shape) if key in own and own[key].numel() == tensor.numel() == 1 else tensor)
+        for key, tensor in state.items()
+    )
+    current = getattr(own, "_metadata", None) if given.keys() == own.keys() else None
+    setattr(given, "_metadata", getattr(state, "_metadata", current))  # noqa: B010 - torch's, unknown to mypy
+    others = [f"{key} {str(given[key].dtype).removeprefix('torch.')}" for key in own if _is_other(given, own, key)]
+    if others:
+        raise WeightsError(f"{len(others)} of a different number type: {_some(others)}")
+    if damaged := [key for key, tensor in given.items() if _has_nan(tensor)]:
+        raise WeightsError(f"{len(damaged)} with NaN in them: {_some(damaged)}")
+    try:
+        module.load_state_dict(given)
+    except (KeyError, RuntimeError, ValueError) as error:
+        _, *misfits = str(error).splitlines()
+        shown = [line.strip()[:_LONGEST] for line in misfits] or [repr(error)]
+        raise WeightsError("; ".join(shown[:_NAMED])) from error
 
-    def take(owner: nn.Module, local: dict[str, torch.Tensor], prefix: str, *_: object) -> None:
-        """Move everything that does not belong to a child of `owner` to the result: `owner` has already upgraded it."""
-        below = tuple(f"{prefix}{name}." for name, child in owner._modules.items() if child is not None)
-        upgraded.update({key: local.pop(key) for key in list(local) if not key.startswith(below)})
 
-    with contextlib.ExitStack() as hooks:
-        try:
-            for submodule in module.modules():
-                hooks.enter_context(submodule.register_load_state_dict_pre_hook(take))
-            module.load_state_dict(state, strict=False)
-        except (KeyError, RuntimeError, ValueError):  # `owner` rejects the state: comparing the keys will say why
-            return dict(state)
-    return upgraded
-
-
-def _is_other(given: torch.Tensor, own: torch.Tensor) -> bool:
-    """Return whether a copy into `own` would treat integers or complex numbers as real ones."""
-    return own.is_floating_point() and not given.is_floating_point()
+def _is_other(state: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor], key: str) -> bool:
+    """Return whether a copy into the module would treat integers or complex numbers as real ones."""
+    return key in state and own[key].is_floating_point() and not state[key].is_floating_point()
 
 
 def _has_nan(tensor: torch.Tensor) -> bool:

@@ -4,6 +4,7 @@ import argparse
 import fractions
 import math
 import pickle
+import re
 
 import pytest
 import torch
@@ -152,17 +153,16 @@ def test_a_vim_takes_its_classes_from_the_file(tmp_path, state):
         assert model(torch.zeros(1, 3, 48, 48)).shape == (1, 3)
 
 
-def test_what_does_not_fit_is_listed_with_counts_and_shapes(tmp_path, state):
+def test_what_does_not_fit_is_listed_with_shapes(tmp_path, state):
     wrong = {key: tensor for key, tensor in state.items() if not key.endswith("A_b_log")}
     wrong |= {"layers.0.mixer.A_log_b": torch.zeros(1), "norm_f.weight": torch.zeros(7)}
     torch.save(wrong, tmp_path / "w.pth")
     with pytest.raises(WeightsError) as caught:
         weights.load("vim_tiny", tmp_path / "w.pth", depth=6, image_size=48)
     message = str(caught.value)
-    assert message.startswith(f"{tmp_path / 'w.pth'} does not fit vim_tiny: 6 missing: layers.0.mixer.A_b_log, ")
-    assert "layers.4.mixer.A_b_log, ...;" in message
-    assert "1 unexpected: layers.0.mixer.A_log_b;" in message
-    assert message.endswith("1 of a different shape: norm_f.weight (7,) instead of (192,)")
+    assert message.startswith(f"{tmp_path / 'w.pth'} does not fit vim_tiny: Missing key(s)")
+    assert all(name in message for name in ("layers.4.mixer.A_b_log", "layers.0.mixer.A_log_b"))
+    assert re.search(r"size mismatch for norm_f\.weight: .*\[7\].*\[192\]", message)
 
 
 @pytest.mark.parametrize("key", ["head.weight", "pos_embed"])
@@ -176,16 +176,8 @@ def test_a_damaged_geometry_is_a_weights_error(tmp_path, state, key, shape):
         weights.load("vim_tiny", tmp_path / "w.pth", depth=6, image_size=48)
 
 
-def test_nothing_changes_where_the_state_does_not_fit(tensors):
+def test_numbers_of_any_precision_are_taken():
     module = nn.Linear(2, 3)
-    before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
-    with pytest.raises(
-        WeightsError, match=r"1 missing: bias; 1 of a different shape: weight \(1, 2\) instead of \(3, 2\)"
-    ):
-        weights.apply(module, {"weight": torch.ones(1, 2)})
-    with pytest.raises(WeightsError, match=r"^1 missing: bias$"):
-        weights.apply(module, {"weight": torch.ones(3, 2)})
-    assert same(module.state_dict(), before)
     weights.apply(module, {"weight": torch.ones(3, 2), "bias": torch.ones(3, dtype=torch.float64)})
     assert module.bias.dtype == torch.float32
     assert module.weight.sum() == 6
