@@ -94,7 +94,9 @@ def choose(uuids: Sequence[str], device: str, listed: str | None) -> str:
         visible = [str(number) for number in range(len(uuids))] if listed is None else listed.split(",")
         index = int(device.partition(":")[2] or 0)
         if index >= len(visible):
-            raise NotAvailable(f"there is no cuda:{index}: CUDA_VISIBLE_DEVICES={listed!r}, and NVML has {len(uuids)} GPUs")
+            raise NotAvailable(
+                f"there is no cuda:{index}: CUDA_VISIBLE_DEVICES={listed!r}, and NVML has {len(uuids)} GPUs"
+            )
         device = visible[index].strip()
     if device.startswith("MIG-"):
         raise NotAvailable(f"{device}: {NO_MIG}")

@@ -187,8 +187,7 @@ class Source:
         """Return the int8 file, made from the float32 one and the calibration images if it is not in the store."""
         calibration = self._calibration()
         facts = self._facts("int8", batch, form) | self._int8_facts(calibration, made_for)
-        return self.store.produce(facts, lambda path: self._quantise(path, calibration, batch, form, made_for)
-        )
+        return self.store.produce(facts, lambda path: self._quantise(path, calibration, batch, form, made_for))
 
     def _calibration(self) -> Calibration:
         if self.calibration is None:

@@ -92,8 +92,7 @@ def _package(
         **source.scope,
     }
     start = time.monotonic()
-    artifact = source.store.produce(facts, lambda path: _compile(source, precision, device, example, path, wanted)
-    )
+    artifact = source.store.produce(facts, lambda path: _compile(source, precision, device, example, path, wanted))
     return artifact, None if artifact.reused else time.monotonic() - start, notes
 
 

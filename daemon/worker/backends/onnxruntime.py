@@ -86,7 +86,9 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
     # a GPU reads copies, whose addresses recur; numbers drawn for each run have new addresses
     bind = bound.bind if device.type == "cpu" and source.encode is None else None
     layer_times = partial(_layer_times, artifact, provider, options, bound, example)
-    return LoadedModel(bound, bound.dtype, device, None, runtime=facts, layer_times=layer_times, bind=bind, reuse=bound.reuse)
+    return LoadedModel(
+        bound, bound.dtype, device, None, runtime=facts, layer_times=layer_times, bind=bind, reuse=bound.reuse
+    )
 
 
 def _layer_times(

@@ -231,9 +231,7 @@ def test_when_the_time_is_up_it_says_what_is_open_and_that_more_rounds_may_settl
     racing, script = course(tmp_path, {"eager": 4.0, "compile": 4.0}, minutes=1e-9)
     outcome = racing.run()
     assert (outcome.winner, outcome.is_open, len(script.ran)) == (None, True, 2)
-    assert re.search(
-        r"\w+ and \w+ cannot be told apart yet; more rounds may settle it \(--minutes\)", outcome.reason
-    )
+    assert re.search(r"\w+ and \w+ cannot be told apart yet; more rounds may settle it \(--minutes\)", outcome.reason)
 
 
 @pytest.mark.parametrize("after", [0, 4, 16])

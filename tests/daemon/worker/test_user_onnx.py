@@ -1,7 +1,5 @@
 """A user's own ONNX file: what it reads, its answers, and each refusal with its words."""
 
-import os
-
 import numpy as np
 import pytest
 import torch
