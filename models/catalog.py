@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
 
 from benchd.daemon.errors import UsageError, unknown
 
@@ -22,6 +23,13 @@ NO_INT8 = "our kernels convolve only the integers of spiking and quantised nets;
 TRAINING = "training can be measured with eager and, for the ST-BIF net, with custom"
 
 
+# finite numbers that fit a record
+_WITHIN: Mapping[type, Any] = {
+    int: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)],
+    float: Annotated[float, msgspec.Meta(ge=-1.7e308, le=1.7e308)],
+}
+
+
 @dataclass(frozen=True)
 class ModelOption:
     """A typed option of a model; `minimum` is inclusive, and `choices`, if given, is the complete list."""
@@ -33,31 +41,16 @@ class ModelOption:
 
     def parse(self, name: str, value: OptionValue) -> OptionValue:
         """Return `value`, which may be command line text, in the option's type; raise UsageError if it is invalid."""
-        parsed = _convert(name, value, type(self.default))
+        kind = type(self.default)
+        try:
+            parsed: OptionValue = msgspec.convert(value, _WITHIN.get(kind, kind), strict=False)
+        except (msgspec.ValidationError, OverflowError):
+            raise UsageError(f"option {name}={value}: expected {kind.__name__}") from None
         if self.choices and parsed not in self.choices:
             raise UsageError(f"option {name}={value}: choose one of {', '.join(map(str, self.choices))}")
         if self.minimum is not None and not float(parsed) >= self.minimum:
             raise UsageError(f"option {name}={value}: must be at least {self.minimum:g}")
         return parsed
-
-
-def _convert(name: str, value: OptionValue, kind: type) -> OptionValue:
-    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-    if kind is bool:
-        if str(value).lower() not in words:
-            raise UsageError(f"option {name}={value}: expected true or false")
-        return words[str(value).lower()]
-    if isinstance(value, bool) or (kind is int and isinstance(value, float)):
-        raise UsageError(f"option {name}={value}: expected {kind.__name__}")
-    try:
-        converted: OptionValue = kind(value)
-    except (ValueError, OverflowError):
-        raise UsageError(f"option {name}={value}: expected {kind.__name__}") from None
-    if isinstance(converted, int) and converted.bit_length() > 63:  # too large for a record
-        raise UsageError(f"option {name}={value}: more than 64 bits")
-    if isinstance(converted, float) and not math.isfinite(converted):
-        raise UsageError(f"option {name}={value}: expected a finite number")
-    return converted
 
 
 @dataclass(frozen=True)
