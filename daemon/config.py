@@ -29,7 +29,14 @@ Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=864_000.0)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
 Core = Annotated[int, msgspec.Meta(ge=0)]
 Load = Annotated[float, msgspec.Meta(ge=0.0, le=100_000.0)]
-MAX_SEED = 2**62  # torch accepts 64 bits, and each image uses a different seed, counted from this one
+Processes = Annotated[int, msgspec.Meta(ge=1, le=1000)]
+Queue = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
+BatchSize = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+Threads = Annotated[int, msgspec.Meta(ge=1, le=1024)]
+Streams = Annotated[int, msgspec.Meta(ge=1, le=64)]
+RateHz = Annotated[float, msgspec.Meta(ge=0.0028, le=1e6)]  # ten requests an hour
+# torch accepts 64 bits, and each image uses a different seed, counted from this one
+Seed = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}"
 _MODULE = rf"[^\W\d][\w.]*(?<!\.py):[^\W\d]\w*|{HUB}:.*"
 
@@ -144,7 +151,7 @@ class Suite(Inputs, Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         list[str], Option("Models, separated by commas; also torchvision:NAME, timm:NAME and hf:ORG/NAME.", "A,B")
     ] = []
     variants: Annotated[list[str], Option("Variants, separated by commas.", "A,B")] = []
-    batch_sizes: Annotated[list[int], Option("Batch sizes, separated by commas.", "1,4")] = []
+    batch_sizes: Annotated[list[BatchSize], Option("Batch sizes, separated by commas.", "1,4")] = []
     options: Annotated[
         dict[str, list[OptionValue]], Option("A model option with its values; may be repeated.", "NAME=A,B", "--option")
     ] = {}
@@ -154,23 +161,25 @@ class Suite(Inputs, Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     preset: Annotated[
         str, Option("How much to measure (default: from --config, else quick).", "quick|standard|thorough")
     ] = "standard"
-    processes: Annotated[int | None, Option("Fresh processes per case.")] = None
-    seed: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEED), Option("Seed of random weights and inputs.")] = 0
-    threads: Annotated[list[int], Option("CPU threads of the model (default: all).", "1,2")] = []
+    processes: Annotated[Processes | None, Option("Fresh processes per case.")] = None
+    seed: Annotated[Seed, Option("Seed of random weights and inputs.")] = 0
+    threads: Annotated[list[Threads], Option("CPU threads of the model (default: all).", "1,2")] = []
     directions: Annotated[list[Direction], Option("inference, training, or both.", "A,B", "--direction")] = []
     scenarios: Annotated[list[Scenario], Option(f"{', '.join(SCENARIOS)}.", "A,B", "--scenario")] = []
-    streams: Annotated[list[int], Option("Streams that run one model at the same time.", "1,2,4")] = []
+    streams: Annotated[list[Streams], Option("Streams that run one model at the same time.", "1,2,4")] = []
     rates_hz: Annotated[
-        list[float], Option("Requests per second to a server; each rate is a case.", "30Hz,60Hz", "--rate", unit="Hz")
+        list[RateHz], Option("Requests per second to a server; each rate is a case.", "30Hz,60Hz", "--rate", unit="Hz")
     ] = []
     find_rate: Annotated[bool, Option("Find the highest server rate that meets --deadline.")] = False
     deadline_ms: Annotated[
-        float | None, Option("Latency limit of a request, from arrival to answer.", "33ms", "--deadline", unit="ms")
+        Annotated[float, msgspec.Meta(gt=0.0, le=1e9)] | None,
+        Option("Latency limit of a request, from arrival to answer.", "33ms", "--deadline", unit="ms"),
     ] = None
-    percentile: Annotated[float | None, Option("Share of requests that must meet --deadline (default 99).", "99.9")] = (
-        None
-    )
-    queue: Annotated[int | None, Option("Requests that may wait; others are dropped (default 32).")] = None
+    percentile: Annotated[
+        Annotated[float, msgspec.Meta(ge=50.0, le=99.99)] | None,
+        Option("Share of requests that must meet --deadline (default 99).", "99.9"),
+    ] = None
+    queue: Annotated[Queue | None, Option("Requests that may wait; others are dropped (default 32).")] = None
     provider: Annotated[Provider | None, Option("Provider of ONNX Runtime.", "cpu|cuda|tensorrt")] = None
     dla: Annotated[Core | None, Option("DLA core of a Jetson, for TensorRT variants.")] = None
     module: Annotated[str | None, Option("Your own module, by file or package.", "FILE.py:FUNCTION")] = None

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Struct
 
-from benchd.daemon.config import NAME, Commands, Suite
+from benchd.daemon.config import NAME, BatchSize, Commands, Suite
 from benchd.daemon.delivery.connection import IncomingMessage
 from benchd.daemon.delivery.log import LAST_SEQ
 from benchd.daemon.delivery.topics import Topics
@@ -55,7 +55,7 @@ class RunParameters(Parameters, frozen=True, kw_only=True):
     suite: str | None = None
     models: list[str] = []
     variants: list[str] = []
-    batch_sizes: list[int] = []
+    batch_sizes: list[BatchSize] = []
     options: dict[str, list[OptionValue]] = {}
     directions: list[Direction] = []
     scenarios: list[WithoutLoad] = []

@@ -1,6 +1,5 @@
 """The streams and the server load of a suite, and checks for invalid combinations."""
 
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -10,13 +9,8 @@ from benchd.daemon.errors import UsageError
 from benchd.daemon.records import PERCENTILE, QUEUE, WITH_STREAMS, Load, Scenario, Variant
 
 MOST_HZ = 1e6
-LONGEST_MS = 1e9
-LEAST_PER_HOUR = 10
-MOST_QUEUED = 100_000
-MOST_STREAMS = 64
 CUDA_STREAMS = 32  # the size of torch's pool: the 33rd stream is the first one again (c10/cuda/CUDAStream.h)
 CAPTURES = 2  # of a model as CUDA graphs, each on its own CUDA stream, because cuBLAS keeps one workspace per stream
-LOWEST_PERCENTILE, HIGHEST_PERCENTILE = 50.0, 99.99
 
 
 def refuse(suite: Suite) -> None:
@@ -42,13 +36,9 @@ def refuse(suite: Suite) -> None:
         raise UsageError("--find-rate: also give the deadline to meet, such as --deadline 33ms")
     if not (suite.find_rate or suite.rates_hz):
         raise UsageError("--scenario server: give --rate 30 (requests per second), or --find-rate with --deadline 33ms")
-    _refuse_values(suite)
 
 
 def _refuse_streams(suite: Suite) -> None:
-    for streams in suite.streams:
-        if not 1 <= streams <= MOST_STREAMS:
-            raise UsageError(f"--streams {streams}: must be at least 1 and at most {MOST_STREAMS}")
     if all(streams == 1 for streams in suite.streams):
         return
     if suite.directions == ["training"]:
@@ -56,27 +46,6 @@ def _refuse_streams(suite: Suite) -> None:
     other = next((scenario for scenario in suite.scenarios if scenario not in WITH_STREAMS), None)
     if other:
         raise UsageError(f"--streams: with --scenario {' or '.join(WITH_STREAMS)}, not {other}")
-
-
-def _refuse_values(suite: Suite) -> None:
-    """Raise UsageError for a value out of range, shown unrounded, because a rounded one might be within range."""
-    for rate_hz in suite.rates_hz:
-        if not 0 < rate_hz <= MOST_HZ:
-            raise UsageError(f"--rate {rate_hz:.15g}: must be above 0 and at most {MOST_HZ:,.0f} requests per second")
-        if 3600 * rate_hz < LEAST_PER_HOUR:
-            least_hz = math.ceil(1e4 * LEAST_PER_HOUR / 3600) / 1e4
-            raise UsageError(
-                f"--rate {rate_hz:.15g}: {LEAST_PER_HOUR} requests take longer than an hour; give at least "
-                f"{least_hz:g} per second, or measure a single request after a pause with --scenario wake_up"
-            )
-    if suite.deadline_ms is not None and not 0 < suite.deadline_ms <= LONGEST_MS:
-        raise UsageError(f"--deadline {suite.deadline_ms:.15g}ms: must be above 0 and at most {LONGEST_MS:,.0f} ms")
-    if suite.percentile is not None and not LOWEST_PERCENTILE <= suite.percentile <= HIGHEST_PERCENTILE:
-        raise UsageError(
-            f"--percentile {suite.percentile:.15g}: must be from {LOWEST_PERCENTILE:g} to {HIGHEST_PERCENTILE:g}"
-        )
-    if suite.queue is not None and not 1 <= suite.queue <= MOST_QUEUED:
-        raise UsageError(f"--queue {suite.queue}: must be at least 1 and at most {MOST_QUEUED:,} waiting requests")
 
 
 def most_on_gpu(variant: Variant) -> int:

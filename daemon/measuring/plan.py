@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from benchd.daemon.config import MAX_SEED, LimitsConfig, Suite
+from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.errors import UsageError, require_measure, unknown
 from benchd.daemon.machine import environment, gpu, sandbox
 from benchd.daemon.measuring import hub, loads, user_inputs, user_model
@@ -57,9 +57,6 @@ START_S = 5.0  # spawn, import, build and check of one process of a small model,
 GPU_NODES = ("dev/nvidiactl", "dev/nvmap")  # device nodes of the desktop driver and of a Tegra
 NOT_ITS_DEVICE = 'the suite has device = "cuda", but this run is on the CPU (no visible NVIDIA GPU, or --device cpu)'
 OWN_REFERENCE = "the reference for an ONNX file is its own run in ONNX Runtime"
-MAX_BATCH_SIZE = 2**20
-MAX_THREADS = 1024
-MAX_PROCESSES = 1000
 OFFLINE_BATCH_SIZES = [1, 4, 16, 64]
 SEARCHED_BATCH_SIZES = [2**power for power in range(11)]
 SUSTAINED_S = 600.0
@@ -305,8 +302,6 @@ def _limits(suite: Suite, config: LimitsConfig) -> Limits:
     """Return the preset's limits, modified by the configuration and the suite's number of processes."""
     if suite.preset not in PRESETS:
         raise unknown("preset", suite.preset, PRESETS)
-    if suite.processes is not None and not 1 <= suite.processes <= MAX_PROCESSES:
-        raise UsageError(f"--processes {suite.processes}: must be at least 1 and at most {MAX_PROCESSES}")
     preset = limited(PRESETS[suite.preset], config)
     return msgspec.structs.replace(preset, processes=suite.processes or preset.processes)
 
@@ -346,7 +341,7 @@ def _cases(
     beside = _neighbour(suite, config, machine) if suite.beside else None
     models = [own.model] if own else suite.models or list(DEFAULT_MODELS)
     _refuse(suite, models, own)
-    threads = _threads(suite)
+    threads: Sequence[int | None] = suite.threads or [None]
     for model in models:
         for variant, direction in _variants(suite, model, machine, own):
             for scenario in suite.scenarios or SCENARIOS[:1]:
@@ -392,8 +387,6 @@ def _refuse(suite: Suite, models: Sequence[str], own: UserModel | None) -> None:
         if not own:
             refuse_unknown(model)
     _refuse_unknown_options(suite, models, own)
-    if not 0 <= suite.seed <= MAX_SEED:
-        raise UsageError(f"--seed {suite.seed}: must be at least 0 and at most {MAX_SEED}")
     if suite.dla is not None and not any(name.startswith("tensorrt") for name in suite.variants):
         raise UsageError(f"--dla {suite.dla}: only TensorRT uses a DLA; add --variants tensorrt-fp16")
     _refuse_weights(suite, models, own)
@@ -500,13 +493,6 @@ def _of_suite(suite: Suite) -> UserModel | None:
         raise UsageError(f"suite.{suite.own}: {error}") from error
 
 
-def _threads(suite: Suite) -> Sequence[int | None]:
-    for threads in suite.threads:
-        if not 1 <= threads <= MAX_THREADS:
-            raise UsageError(f"--threads {threads}: must be at least 1 and at most {MAX_THREADS}")
-    return suite.threads or [None]
-
-
 def _variants(suite: Suite, model: str, machine: Machine, own: UserModel | None) -> list[tuple[Variant, Direction]]:
     """Return the variants of a model to run: the requested ones, otherwise the preset's choice for this machine."""
     directions = suite.directions or list(DIRECTIONS[:1])
@@ -554,9 +540,6 @@ def _module_variants(suite: Suite, model: str, machine: Machine) -> list[str]:
 
 
 def _batch_sizes(suite: Suite, model: str, own: UserModel | None, scenario: Scenario) -> list[int]:
-    for batch_size in suite.batch_sizes:
-        if not 1 <= batch_size <= MAX_BATCH_SIZE:
-            raise UsageError(f"batch size {batch_size}: must be at least 1 and at most {MAX_BATCH_SIZE}")
     if isinstance(own, UserFile) and own.batch_size:
         other = next((size for size in suite.batch_sizes if size != own.batch_size), None)
         if other:

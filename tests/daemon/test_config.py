@@ -170,6 +170,12 @@ def test_a_mistake_is_named(tmp_path, text, words):
         ("[suite]", "random_delay_s", "-5", ">= 0.0, not -5"),
         ("[suite]", "time_limit_s", "nan", ">= 0.0, not nan"),
         ("[suite]", "conditions", "{ temperature_below_c = nan }", ">= -100.0, not nan"),
+        ("[suite]", "processes", "0", ">= 1, not 0"),
+        ("[suite]", "batch_sizes", "[1, 0]", ">= 1, not 0"),
+        ("[suite]", "streams", "[65]", "<= 64, not 65"),
+        ("[suite]", "rates_hz", "[nan]", ">= 0.0028, not nan"),
+        ("[suite]", "deadline_ms", "0", "> 0.0, not 0"),
+        ("[suite]", "percentile", "99.999", "<= 99.99, not 99.999"),
     ],
 )
 def test_a_number_that_nothing_can_be_measured_with_is_refused_with_its_key_and_range(

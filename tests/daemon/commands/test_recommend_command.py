@@ -21,7 +21,7 @@ def test_training_beside_inference_is_named_as_left_out(tmp_path, capsys):
 
 @pytest.mark.parametrize("streams", [0, -3])
 def test_no_streams_are_refused(streams):
-    with pytest.raises(UsageError, match=f"--streams {streams}: must be at least 1"):
+    with pytest.raises(UsageError, match=rf"--streams \[{streams}\]: Expected `int` >= 1"):
         recommend.recommend(files=[], rates_hz="30Hz", deadline_ms="33ms", streams=streams)
 
 
