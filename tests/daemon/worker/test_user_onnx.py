@@ -320,7 +320,7 @@ WORDS = """g (float[6,N,2] x, int32[N] lengths, int64[N,3] mask, int32[N,3] ids)
 def test_whole_numbers_stay_within_what_the_file_accepts(tmp_path):
     words = of_file(tmp_path, written(tmp_path, WORDS), batch_size=2)
     built = workload.build(changed(words, inputs=inputs_of(["x=6xNx2"])))
-    assert built.facts.data == "random x normal, lengths 1-6, mask 0-1, ids 0-9, seed 0"
+    assert built.facts.data == "random x normal, lengths 0-6, mask 0-1, ids 0-9, seed 0"
 
 
 def test_a_given_range_and_a_file_replace_what_is_drawn(tmp_path):
