@@ -84,7 +84,6 @@ class RaceResult(Struct, frozen=True, kw_only=True):
 
 
 STEADIER = "change the limit, or stop other programs"
-LESS_EXACT = "raise --min-effect, or stop other programs"
 
 
 class _RaceStopped(Exception):
@@ -358,7 +357,7 @@ class Race:
         return min(others, key=ratio).name if others else None
 
     def _undecided(self) -> str:
-        """Return which candidates could not be distinguished, why, and whether more rounds may settle the race."""
+        """Return which candidates could not be distinguished, why, and what would settle the race."""
         left = self._left()
         names = " and ".join(candidate.name for candidate in left)
         unclear = [
@@ -366,9 +365,28 @@ class Race:
         ]
         open_ = f"it is undecided whether {names} can ship" if unclear else f"{names} cannot be told apart yet"
         undecided = "; ".join([open_, *unclear])
-        if min(len(candidate.raced) for candidate in left) < racing.LOOKS[-1]:
-            return f"{undecided}; more rounds may settle it (--minutes)"
-        return f"{undecided}; more time will not help: {STEADIER if unclear else LESS_EXACT}"
+        rounds, needed = min(len(candidate.raced) for candidate in left), self._needed()
+        if needed is None:
+            return f"{undecided}; more time will not help: {STEADIER}"
+        more = max(needed - rounds, 1)
+        minutes = more * len(left) * self.measured_s / max(len(self._log.entries), 1) / 60.0
+        words = f"{undecided}; about {more} more rounds ({minutes:.2g} minutes) would settle it (--minutes)"
+        return words if needed <= racing.LOOKS[-1] else f"{words}, too many: raise --min-effect, or stop other programs"
+
+    def _needed(self) -> int | None:
+        """Return the approximate number of rounds until a decision, or None if a limit stays in doubt."""
+        left, bounds = self._left(), len(self._limits) * len(self.candidates)
+        rounds = min(len(candidate.raced) for candidate in left)
+        apart = {candidate.name: self._apart(candidate, candidate.raced) for candidate in left}
+        doubtful = [(limit, records) for limit in self._limits for records in apart.values() if limit.doubt(records)]
+        by_limit = [limit.needed(records, bounds) for limit, records in doubtful]
+        of_limits = [needed for needed in by_limit if needed is not None]
+        if len(of_limits) < len(by_limit):
+            return None
+        if rounds < 3 or len(left) < 2:
+            return max([racing.FEW, *of_limits])
+        times_ms = {candidate.name: candidate.times_ms(rounds) for candidate in left}
+        return max([racing.rounds_to_decide(times_ms, len(self.candidates), self._asked.min_effect), *of_limits])
 
     def _confirmed(self, raced: RaceResult) -> RaceResult:
         """Return the result after confirming it with fresh processes of the winner and the runner-up.

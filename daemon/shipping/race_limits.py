@@ -47,6 +47,11 @@ class RaceLimit:
         how = f"({self.spread(records)}) may or may not stay within"
         return None if is_met else self._miss(values, how)
 
+    def needed(self, records: Sequence[Record], bounds: int) -> int | None:
+        """Return the total number of rounds needed to judge this limit, or None if more similar ones would not help."""
+        values = self._values(records)
+        return racing.rounds_to_judge(values, self.most, bounds) if values else None
+
     def spread(self, records: Sequence[Record]) -> str:
         """Return the smallest and the largest figure of these processes, and how many exceed the limit."""
         values = self._values(records)

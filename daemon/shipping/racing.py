@@ -11,6 +11,7 @@ counts the errors in races with known times.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from statistics import NormalDist
 
 from msgspec import Struct
 
@@ -130,6 +131,24 @@ def promises_nothing(times_ms: Sequence[float]) -> bool:
     return interval is None or interval.high - interval.low > WIDEST_SHARE * centre_ms
 
 
+def rounds_to_decide(times: Mapping[str, Sequence[float]], field: int, min_effect: float) -> int:
+    """Return the approximate total of rounds that would separate these variants or show a tie within `min_effect`.
+
+    The estimate is based on the spread so far, and requires at least three rounds.
+    """
+    means = {name: math.fsum(map(math.log, values)) / len(values) for name, values in times.items()}
+    best, *others = sorted(times, key=means.__getitem__)
+    quantile = NormalDist().inv_cdf(1.0 - _per_bound(field))
+    return max((_rounds(times[best], times[other], quantile, min_effect) for other in others), default=0)
+
+
+def _rounds(best: Sequence[float], other: Sequence[float], quantile: float, min_effect: float) -> int:
+    centre, variance = mean_and_variance([math.log(b / a) for a, b in zip(best, other, strict=True)])
+    # either to be ahead, or to be behind by at most `min_effect`
+    effect = max(abs(centre), abs(centre + math.log1p(min_effect)))
+    return max(FEW, math.ceil(max(variance, LEAST_SPREAD**2) * (quantile / max(effect, 1e-4)) ** 2))
+
+
 def exceeds(values: Sequence[float], limit: float, bounds: int) -> bool | None:
     """Return whether a figure is shown to be above the limit (True) or within it (False); None if neither is shown.
 
@@ -140,9 +159,23 @@ def exceeds(values: Sequence[float], limit: float, bounds: int) -> bool | None:
     if len(values) < 3:
         return True if min(values) > 2.0 * limit else False if max(values) <= limit / 2.0 else None
     centre, variance = mean_and_variance(list(map(math.log, values)))
-    spread, degrees = max(math.sqrt(variance), LEAST_SPREAD), len(values) - 1.0
-    per_bound = LIMITS_ALPHA / (max(bounds, 1) * len(LOOKS))
-    if centre - student_t_quantile(1.0 - per_bound, degrees) * spread / math.sqrt(len(values)) > math.log(limit):
+    return _exceeds(centre, math.sqrt(variance), len(values), limit, bounds)
+
+
+def rounds_to_judge(values: Sequence[float], limit: float, bounds: int) -> int | None:
+    """Return the look at which values like these would be shown to be above or within the limit, or None."""
+    if len(values) < 3:
+        return next(rounds for rounds in LOOKS if rounds >= 3)
+    centre, variance = mean_and_variance(list(map(math.log, values)))
+    later = (rounds for rounds in LOOKS if rounds > len(values))
+    return next((n for n in later if _exceeds(centre, math.sqrt(variance), n, limit, bounds) is not None), None)
+
+
+def _exceeds(centre: float, deviation: float, count: int, limit: float, bounds: int) -> bool | None:
+    """Return the result of `exceeds` for `count` values, from the mean and standard deviation of their logarithms."""
+    spread, degrees = max(deviation, LEAST_SPREAD), count - 1.0
+    reach = student_t_quantile(1.0 - LIMITS_ALPHA / (max(bounds, 1) * len(LOOKS)), degrees) * spread / math.sqrt(count)
+    if centre - reach > math.log(limit):
         return True
-    next_one = centre + student_t_quantile(0.95, degrees) * spread * math.sqrt(1.0 + 1.0 / len(values))
+    next_one = centre + student_t_quantile(0.95, degrees) * spread * math.sqrt(1.0 + 1.0 / count)
     return False if next_one <= math.log(limit) else None
