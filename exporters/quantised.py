@@ -245,7 +245,7 @@ def _ranges(model: ModelProto, kinds: Sequence[str], feeds: Sequence[Feed], fold
     options = {"symmetric": True, "num_bins": _BINS, "percentile": PERCENTILE}
     with _quiet():
         calibrator = create_calibrator(path, kinds, str(augmented), method, extra_options=options)
-        calibrator.infer_session = sessions.open_session(augmented, optimised=False, spin=False)
+        calibrator.infer_session = sessions.open_session(augmented, level=sessions.LOWER[-1], spin=False)
         for feed in feeds:  # one at a time, because the calibrator keeps all activations for its input
             calibrator.collect_data(_Reader([feed]))
         return dict(calibrator.compute_data().items())

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import tempfile
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,12 +18,15 @@ from benchd.exporters import code
 from benchd.exporters.tegra import install, is_tegra
 
 Provider = Literal["cpu", "cuda", "tensorrt"]
+Level = Literal["ORT_ENABLE_ALL", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_BASIC", "ORT_DISABLE_ALL"]
 
 PROVIDERS: dict[Provider, str] = {
     "cpu": "CPUExecutionProvider",
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
 }
+LOWER: tuple[Level, ...] = ("ORT_ENABLE_EXTENDED", "ORT_ENABLE_BASIC", "ORT_DISABLE_ALL")
+"""Graph optimisation levels below the default; at the last one, the file runs as written, node by node."""
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu")
 EXACT_INT8 = "session.x64quantprecision"
 # no TF32, as with torch here, and no algorithm search in every session
@@ -68,25 +72,23 @@ def open_session(
     *,
     threads: int | None = None,
     options: dict[str, Any] | None = None,
-    optimised: bool = True,
+    level: Level = "ORT_ENABLE_ALL",
     spin: bool = True,
     edited: bytes | None = None,
 ) -> Any:
     """Return an onnxruntime.InferenceSession of the file on this provider, which never falls back to another.
 
     `threads` limits the CPU threads within an operator; None uses all CPUs of this process. `options` are provider
-    options. Unless `optimised`, the file runs as written, node by node. Without `spin` waiting threads sleep, which
-    halves the CPU time of a network of many small operators. `edited` is loaded instead of the file. Raises
-    OnnxRuntimeUnavailable, or SessionError if the file cannot be loaded.
+    options, `level` is the graph optimisation level, and without `spin` waiting threads sleep, which halves the CPU
+    time of a network of many small operators. `edited` is loaded instead of the file. Raises OnnxRuntimeUnavailable,
+    or SessionError if the file cannot be loaded, with the lower level at which it can.
     """
     settings = _settings(threads)
     if not spin:
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if edited:
         settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-    if not optimised:
-        settings.graph_optimization_level = _onnxruntime().GraphOptimizationLevel.ORT_DISABLE_ALL
-    return _session(path, provider, settings, options or {}, edited)
+    return _session(path, provider, settings, options or {}, level, edited)
 
 
 def _settings(threads: int | None) -> Any:
@@ -104,6 +106,7 @@ def _session(
     provider: Provider,
     settings: Any,
     options: dict[str, Any],
+    level: Level = "ORT_ENABLE_ALL",
     edited: bytes | None = None,
 ) -> Any:
     ort = _onnxruntime()
@@ -114,15 +117,27 @@ def _session(
         ort.preload_dlls()  # loads the CUDA libraries from torch's wheels
     if provider == "tensorrt" and find_spec("tensorrt"):
         import_module("tensorrt")  # loads libnvinfer from its wheel, where the provider does not look
+    settings.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
     try:
         session = ort.InferenceSession(edited or str(path), settings, [(name, options)], enable_fallback=0)
     except Exception as error:  # its exception classes have no common base
         reason = str(error).strip().split("\n")[0].rstrip(".")
+        if level not in LOWER and provider != "tensorrt":  # another TensorRT build would take minutes
+            reason += _below(path, provider, settings, options)
         raise SessionError(f"{path.name}: ONNX Runtime {ort.__version__} cannot load it: {reason}") from error
     if session.get_providers()[0] != name:
         raise SessionError(f"{path.name}: ONNX Runtime loaded it on {session.get_providers()[0]}, not on {name}")
     session.disable_fallback()
     return session
+
+
+def _below(path: Path, provider: Provider, settings: Any, options: dict[str, Any]) -> str:
+    """Return the highest optimisation level at which the file loads, as advice; empty if there is none."""
+    for level in LOWER:
+        with suppress(SessionError):
+            _session(path, provider, settings, options, level)
+            return f"; its graph optimiser breaks the file, which loads with graph_optimization_level {level}"
+    return ""
 
 
 class Node(NamedTuple):

@@ -44,12 +44,10 @@ def reads(path: Path, given: Sequence[InputSpec]) -> tuple[list[InputSpec], int 
     Open sizes are taken from `given`, whose unnamed inputs are matched by position. Raises UsageError for an unreadable
     file, and for inputs that do not fit.
     """
-    graph = _read(path).graph
-    values = _values(path, graph)
+    values = _values(path, _read(path).graph)
     by_name, sizes = _by_name(path, [value.name for value in values], given), _sizes(values)
     axes = _batch_axes(sizes)
     inputs = [_input(path, value, sizes[value.name], axes[value.name], by_name.get(value.name)) for value in values]
-    _refuse_answers(path, graph.output)
     if all(spec.batch_axis is None for spec in inputs):
         raise UsageError(
             f"{path}: none of its inputs has a batch axis; export it with the batch as the first dimension"
@@ -105,14 +103,6 @@ def _values(path: Path, graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
     if not values:
         raise UsageError(f"{path}: it has no inputs, so it cannot be measured")
     return values
-
-
-def _refuse_answers(path: Path, outputs: Sequence[onnx.ValueInfoProto]) -> None:
-    for output in outputs:
-        kind = output.type.WhichOneof("value")
-        if kind != "tensor_type" or output.type.tensor_type.elem_type == TensorProto.STRING:
-            name = "STRING" if kind == "tensor_type" else str(kind).removesuffix("_type")
-            raise UsageError(f"{path}: output {output.name} is {name}, not a tensor of numbers; export it without it")
 
 
 def _by_name(path: Path, names: Sequence[str], given: Sequence[InputSpec]) -> dict[str, InputSpec]:

@@ -63,6 +63,8 @@ def refuse(job: Job, workload: Workload, answer: Batch) -> None:
     """Raise Unsupported if the variant that gave this answer cannot be deployed as files."""
     if isinstance(workload.images, Tensors) and workload.images.lengths:
         raise Unsupported("the items differ in length, but a shipped folder has a single size: pad the items to ship")
+    if not getattr(workload.plain, "answers_numbers", True):
+        raise Unsupported("its outputs include strings or maps, which cannot be compared after deployment: remove them")
     if job.case.variant.backend not in FILE_BACKENDS:
         if job.module and job.module.is_hub:
             raise Unsupported(f"a net from the Hub is deployed as a file: ship one of {', '.join(FILE_BACKENDS)}")

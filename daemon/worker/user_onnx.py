@@ -12,6 +12,7 @@ from benchd.daemon.errors import UnfitModel, Unsupported
 from benchd.daemon.measuring import user_onnx
 from benchd.daemon.records import InputSpec, Variant, WorkCount
 from benchd.daemon.runtimes import FILE_BACKENDS, Precision
+from benchd.daemon.worker import onnx_answers
 from benchd.daemon.worker.structures import Tensors, dtype_of
 from benchd.exporters import artifacts, onnx_cost, onnx_files, sessions
 from benchd.exporters.artifacts import Artifact, sha256_of
@@ -38,7 +39,7 @@ class OnnxModule(nn.Module):
         """Return the file with random errors in its computations, added by `onnx_files.rounded`."""
         noisy = copy.copy(self)
         edited = onnx_files.rounded(self.path, share, seed, floating=floating)
-        noisy._session = sessions.open_session(self.path, optimised=False, edited=edited)
+        noisy._session = sessions.open_session(self.path, level=sessions.LOWER[-1], edited=edited)
         return noisy
 
     @property
@@ -50,6 +51,11 @@ class OnnxModule(nn.Module):
     def outputs(self) -> list[str]:
         """Return the names of the outputs."""
         return [output.name for output in self._opened().get_outputs()]
+
+    @property
+    def answers_numbers(self) -> bool:
+        """Return whether the outputs are neither strings nor maps."""
+        return onnx_answers.are_numbers(self._opened())
 
     @property
     def casts_to(self) -> str:
@@ -76,7 +82,7 @@ class OnnxModule(nn.Module):
             raise Unsupported(str(error)) from error
 
     def _opened(self) -> Any:
-        self._session = self._session or sessions.open_session(self.path, optimised=False)
+        self._session = self._session or sessions.open_session(self.path, level=sessions.LOWER[-1])
         return self._session
 
     def forward(self, *inputs: Tensor) -> Tensor | Tensors:
@@ -84,7 +90,7 @@ class OnnxModule(nn.Module):
         feeds = {
             spec.name: value.to(dtype_of(spec)).cpu().numpy() for spec, value in zip(self.inputs, inputs, strict=True)
         }
-        tensors = [torch.as_tensor(value) for value in self._opened().run(None, feeds)]
+        tensors = [torch.as_tensor(onnx_answers.numbers(value)) for value in self._opened().run(None, feeds)]
         return tensors[0] if len(tensors) == 1 else Tensors(dict(zip(self.outputs, tensors, strict=True)))
 
 

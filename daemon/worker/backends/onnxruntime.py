@@ -18,6 +18,7 @@ from benchd.daemon.errors import Unsupported
 from benchd.daemon.machine import folders
 from benchd.daemon.records import RuntimeFacts
 from benchd.daemon.runtimes import Precision
+from benchd.daemon.worker import onnx_answers
 from benchd.daemon.worker.backends import LayerRun, LoadedModel
 from benchd.daemon.worker.backends.cudagraph import SLOTS
 from benchd.daemon.worker.source import Source, answer, paths
@@ -69,7 +70,8 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
     try:
         session = sessions.open_session(artifact.path, provider, threads=torch.get_num_threads(), options=options)
         load_s = time.monotonic() - start
-        bound = _BoundSession(session, source, paths(artifact), device, example)
+        kind = _BoundSession if onnx_answers.are_numbers(session) else _Fed
+        bound = kind(session, source, paths(artifact), device, example)
         is_int8 = precision == "int8" and provider != "tensorrt"  # TensorRT follows the file's types
         is_profiled = is_int8 or provider != "cpu"
         nodes = sessions.profiled(artifact.path, provider, bound.feeds(example), options) if is_profiled else []
@@ -83,19 +85,19 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         load_s=load_s,
         notes=[_in_integers(nodes, artifact, provider)] if is_int8 else [],
     )
+    by_address = bound if isinstance(bound, _BoundSession) else None
     # a GPU reads copies, whose addresses recur; numbers drawn for each run have new addresses
-    bind = bound.bind if device.type == "cpu" and source.encode is None else None
+    bind = by_address.bind if by_address and device.type == "cpu" and source.encode is None else None
+    reuse = by_address.reuse if by_address else None
     layer_times = partial(_layer_times, artifact, provider, options, bound, example)
-    return LoadedModel(
-        bound, bound.dtype, device, None, runtime=facts, layer_times=layer_times, bind=bind, reuse=bound.reuse
-    )
+    return LoadedModel(bound, bound.dtype, device, None, runtime=facts, layer_times=layer_times, bind=bind, reuse=reuse)
 
 
 def _layer_times(
     artifact: Artifact,
     provider: Provider,
     options: dict[str, Any],
-    bound: "_BoundSession",
+    bound: "_BoundSession | _Fed",
     example: Batch,
     runs: int,
     *inputs: Tensor,
@@ -169,6 +171,33 @@ def _in_integers(nodes: Sequence[Node], artifact: Artifact, provider: Provider) 
         )
         raise Unsupported(f"{artifact.path.name}: {sessions.PROVIDERS[provider]} computes none of it in int8: {advice}")
     return f"products in int8: {', '.join(f'{count} {name}' for name, count in ran.most_common())}"
+
+
+class _Fed:
+    """A session that returns strings or maps and runs on arrays; each run converts its outputs to numbers."""
+
+    def __init__(
+        self, session: Any, source: Source, paths: Mapping[str, str], device: torch.device, example: Batch
+    ) -> None:
+        self._session, self._source, self._device, self._paths = session, source.for_runs(), device, paths
+        self._names = [value.name for value in session.get_inputs()]
+        self.dtype = float_type([_dtype(value) for value in session.get_inputs()])
+
+    def feeds(self, example: Batch) -> dict[str, np.ndarray]:
+        """Return the session's inputs for this batch."""
+        return self._arrays(values(cast(example, self.dtype)))
+
+    def __call__(self, *given: Tensor) -> Batch:
+        """Return the outputs."""
+        answers = self._session.run(None, self._arrays(self._source.inputs(*given)))
+        outputs = {
+            name: torch.as_tensor(onnx_answers.numbers(value), device=self._device)
+            for name, value in zip(self._paths, answers, strict=True)
+        }
+        return answer(outputs, self._paths)
+
+    def _arrays(self, inputs: Sequence[Tensor]) -> dict[str, np.ndarray]:
+        return {name: value.cpu().numpy() for name, value in zip(self._names, inputs, strict=True)}
 
 
 class _BoundSession:

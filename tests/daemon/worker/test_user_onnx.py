@@ -1,5 +1,7 @@
 """A user's own ONNX file: what it reads, its answers, and each refusal with its words."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from worker_jobs import build_and_load, changed, of_file
 from benchd.daemon.errors import UnfitModel, Unsupported, UsageError
 from benchd.daemon.measuring.user_inputs import inputs_of
 from benchd.daemon.records import InputSpec
-from benchd.daemon.worker import workload
+from benchd.daemon.worker import packing, workload
 from benchd.daemon.worker.backends import tensorrt
 from benchd.daemon.worker.check import checking as check
 from benchd.daemon.worker.source import Source
@@ -136,16 +138,6 @@ REFUSED = {
         [],
         "input x is STRING, but benchd supplies tensors of numbers; export the part after the tokenizer",
     ),
-    "a label in words": (
-        text("g (float[N,4] x) => (string[N] y) { y = here.Label(x) }"),
-        [],
-        "output y is STRING, not a tensor of numbers; export it without it",
-    ),
-    "a dict per item": (
-        text("g (float[N,4] x) => (seq(map(string, float)) y) { y = here.Label(x) }"),
-        [],
-        "output y is sequence, not a tensor of numbers; export it without it",
-    ),
     "unknown input": (text(FIXED), ["images=4"], r"--input images: the inputs of net\.onnx are x$"),
     "one too many": (text(FIXED), ["4", "5"], r"--input 5: the inputs of net\.onnx are x$"),
     "other rank": (text(FIXED), ["x=4x1"], r"--input x=4x1: net\.onnx expects 4 after the batch, not 4x1$"),
@@ -179,12 +171,30 @@ def test_weights_in_a_file_beside_it_count_as_its_bytes(tmp_path):
 
 
 CONTRIB = "g (float[N,4] x) => (float[N,4] y) { y = com.microsoft.Gelu(x) }"
+CLASSIFIER = """g (float[N,4] x) => (string[N] label, seq(map(string, float)) chances) {
+  label, p = ai.onnx.ml.LinearClassifier<classlabels_strings = ["cat", "dog"], post_transform = "SOFTMAX",
+    coefficients = [1.0, -1.0, 0.5, 0.25, -1.0, 1.0, -0.5, 0.75], intercepts = [0.0, 0.1]>(x)
+  chances = ai.onnx.ml.ZipMap<classlabels_strings = ["dog", "cat"]>(p)
+}"""
 
 
-def test_operators_of_other_domains_are_measured_where_a_runtime_has_them(tmp_path):
-    a_job = of_file(tmp_path, written(tmp_path, CONTRIB), batch_size=3)
+@pytest.mark.parametrize("graph", [CONTRIB, CLASSIFIER], ids=["contrib", "zipmap"])
+def test_operators_of_other_domains_are_measured_where_a_runtime_has_them(graph, tmp_path):
+    a_job = of_file(tmp_path, written(tmp_path, graph), batch_size=3)
     built, loaded = build_and_load(a_job)
     assert check.check_and_answers(built, loaded, a_job).check.passed
+    with pytest.raises(Unsupported, match="strings or maps") if graph is CLASSIFIER else nullcontext():
+        packing.refuse(a_job, built, loaded.run(built.images[:3]))
+
+
+def test_labels_become_numbers_that_tell_them_apart_and_maps_a_row_per_item(tmp_path):
+    module = own(tmp_path, CLASSIFIER)
+    outputs = module(torch.tensor([[9.0, 0, 0, 0], [0, 9, 0, 0], [8, 0, 0, 0]])).named
+    first, second, third = outputs["label"].tolist()
+    assert first == third != second
+    assert outputs["chances"].shape == (3, 2)
+    assert torch.allclose(outputs["chances"].float().sum(1), torch.ones(3))
+    assert outputs["chances"][0].argmax() != outputs["chances"][1].argmax()
 
 
 def test_an_opset_that_onnx_runtime_does_not_know_is_told_by_its_name(tmp_path):
