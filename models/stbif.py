@@ -1,13 +1,12 @@
 """Quantised ResNet-18 and its conversion to a spiking net of ST-BIF neurons.
 
-A QANN is a network of Conv2d, BatchNorm2d, Linear, pooling, residual additions and `Quantiser`s (codes 0..P times a
-learnable scale, P = level//2 - 1). `convert` turns it into a network that receives 1/step of its input's charge at each
-t < step = P, spikes for T steps and sums its output over T:
+Its `Quantiser`s return codes 0..P times a learnable scale, P = level//2 - 1. `convert` turns it into a network that
+receives 1/step of its input's charge at each t < step = P, spikes for T steps and sums its output over T:
 
     Quantiser      -> ST-BIF neuron with threshold = scale and tracer bounds 0..P
     Conv/Linear+BN -> folded weight W g / sigma; folded bias / step, injected at t < step
     MaxPool        -> pool of the running sum, differenced over t
-    layers before the first neuron have one input, so they run once; affine layers after the last neuron run on the sum
+    the stem has one input, so it runs once; the layers after the last neuron run on the sum
 
 In exact arithmetic the sum equals the QANN's output for T >= step + L (P - 1), with L neuron layers on the longest
 path: the input ends at step - 1, and each layer may need P - 1 further steps to settle. At level 8 that is 37 for the
@@ -18,15 +17,12 @@ from __future__ import annotations
 
 import copy
 import math
-import operator
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import fx, nn
-from torch.nn import functional
+from torch import nn
 
-from benchd.kernels.dispatch import Unavailable
 from benchd.kernels.exact_conv2d.layer import Grid, SpikeConvolution, require_integers
 from benchd.kernels.op import is_exported, is_watched
 from benchd.kernels.stbif import max_pool_delta, stbif_block
@@ -40,9 +36,6 @@ from benchd.models.weights import WeightsError
 PUBLISHED_NAMES = {r"(^|\.)relu\.s$": r"\1relu.scale", r"\.relu1\.s$": ".relu.scale", r"\.relu2\.s$": ".relu2.scale"}
 """Patterns of keys in the source's checkpoints, and our names for them: a block's relu1 follows bn1."""
 
-_AFFINE = (nn.Conv2d, nn.BatchNorm2d, nn.Linear, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten, nn.Identity)
-_ADDITIONS = {operator.add, operator.iadd, torch.add, "add", "add_"}
-_FOLDED, _LAYERS = "_folded", "_layers"
 _CALIBRATION_IMAGES = 32
 
 
@@ -187,20 +180,14 @@ def build_snn(*, name: str, kernels: Kernels, level: int, time_steps: int, width
     return convert(build_qann(name=name, kernels="torch", level=level, width=width), time_steps, kernels=kernels)
 
 
-def fold(qann: nn.Module, name: str, kernels: Kernels = "custom") -> FoldedNetwork:
+def fold(qann: QuantisedResNet18, name: str, kernels: Kernels = "custom") -> FoldedNetwork:
     """Return `qann` in eval mode with folded batch norms and integer convolutions of codes.
 
     With `kernels` "custom-int8" the weights are int8. `qann` is unchanged; `name` is the model's name in errors. Raises
-    the ValueError of `convert`, and benchd.kernels.dispatch.Unavailable if the default device is not a CPU or lacks the
-    instructions.
+    benchd.kernels.dispatch.Unavailable if the default device is not a CPU or lacks the instructions.
     """
     require_integers(name, kernels)
-    body = copy.deepcopy(qann).to(memory_format=torch.channels_last)
-    graph = _trace(body)
-    neurons = [str(node.target) for node in graph.nodes if isinstance(_module(body, node), Quantiser)]
-    _fold_layers(body, graph, dict.fromkeys(graph.nodes, "still"), 0, 0, kernels)
-    _introduce(body, graph)
-    return FoldedNetwork(body, graph, neurons).eval()
+    return FoldedNetwork(copy.deepcopy(qann).to(memory_format=torch.channels_last), kernels).eval()
 
 
 def shape_from(state: Mapping[str, torch.Tensor], options: Mapping[str, Any]) -> dict[str, int]:
@@ -214,30 +201,21 @@ def shape_from(state: Mapping[str, torch.Tensor], options: Mapping[str, Any]) ->
     raise WeightsError(f"{mismatch}: only a 7x7 stem with stride 2 and a max pool is supported")
 
 
-def convert(qann: nn.Module, time_steps: int, *, kernels: Kernels = "torch") -> SpikingNetwork:
+def convert(qann: QuantisedResNet18, time_steps: int, *, kernels: Kernels = "torch") -> SpikingNetwork:
     """Return the spiking form of `qann` over `time_steps` steps, in its dtype and on its device, in eval mode.
 
     `qann` is unchanged. The result has the same parameter and state-dict names. Batch norm uses the running statistics
     even in training. With `kernels` "custom", bias and shortcut are added in the neurons' kernel; with "custom-int8",
-    the weights applied to spikes are also int8. Raises ValueError if time_steps < step or, with its name, for the first
-    layer without a spiking form, and benchd.kernels.dispatch.Unavailable if the `kernels` cannot run on the default
-    device.
+    the weights applied to spikes are also int8. Raises ValueError if time_steps < step, and
+    benchd.kernels.dispatch.Unavailable if the `kernels` cannot run on the default device.
     """
-    implementation = _implementation(kernels)
+    implementation, step = _implementation(kernels), qann.relu.pos_max
+    if time_steps < step:
+        raise ValueError(f"time_steps {time_steps} is less than step {step}: part of the input would never arrive")
     body = copy.deepcopy(qann)
     if implementation != "torch":
         body = body.to(memory_format=torch.channels_last)
-    graph = _trace(body)
-    step = _step(body, graph)
-    if time_steps < step:
-        raise ValueError(f"time_steps {time_steps} is less than step {step}: part of the input would never arrive")
-    neurons = [str(node.target) for node in graph.nodes if isinstance(_module(body, node), Quantiser)]
-    zones = _zones(body, graph)
-    _fold_layers(body, graph, zones, time_steps, step, kernels)
-    _cross_zones(graph, zones, time_steps, step)
-    _spike(body, graph, zones, time_steps, implementation)
-    _introduce(body, graph)
-    return SpikingNetwork(body, graph, neurons, time_steps, step).eval()
+    return SpikingNetwork(body, kernels, implementation, time_steps, step).eval()
 
 
 def _implementation(kernels: Kernels) -> str:
@@ -246,91 +224,6 @@ def _implementation(kernels: Kernels) -> str:
     # fails here, not during the run, if the kernel is missing or does not compile
     stbif_block(torch.zeros(1, 1, 1), threshold=1.0, pos_max=1, neg_min=0, implementation="auto")
     return "auto"
-
-
-class _Tracer(fx.Tracer):
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, Quantiser) or super().is_leaf_module(m, module_qualified_name)
-
-
-def _trace(qann: nn.Module) -> fx.Graph:
-    """Return the graph of `qann`; raise ValueError for a node without a spiking form."""
-    graph = _Tracer().trace(qann)
-    for node in graph.nodes:
-        if not _convertible(qann, node):
-            raise ValueError(f"{node.op} {node.target} has no spiking form")
-    return graph
-
-
-def _convertible(qann: nn.Module, node: fx.Node) -> bool:
-    if node.op == "call_module":
-        return isinstance(_module(qann, node), (Quantiser, nn.MaxPool2d, *_AFFINE))
-    if node.target in _ADDITIONS:
-        of_two = len(node.args) == 2 and all(isinstance(operand, fx.Node) for operand in node.args)
-        return of_two and node.kwargs.keys() <= {"alpha"}
-    return node.op in {"placeholder", "output"} or node.target in {torch.flatten, "flatten"}
-
-
-def _module(root: nn.Module, node: fx.Node) -> nn.Module | None:
-    return root.get_submodule(str(node.target)) if node.op == "call_module" else None
-
-
-def _step(qann: nn.Module, graph: fx.Graph) -> int:
-    layers = [_module(qann, node) for node in graph.nodes]
-    if not (bounds := [layer.pos_max for layer in layers if isinstance(layer, Quantiser)]):
-        raise ValueError("a QANN needs at least one Quantiser")
-    return max(bounds)
-
-
-def _zones(qann: nn.Module, graph: fx.Graph) -> dict[fx.Node, str]:
-    """Return each node's zone: "still" (before neurons), "spiking" (T times a call) or "summed" (affine to the end)."""
-    zones: dict[fx.Node, str] = {}
-    for node in graph.nodes:
-        moves = isinstance(_module(qann, node), Quantiser) or any(
-            zones[source] == "spiking" for source in node.all_input_nodes
-        )
-        zones[node] = "spiking" if moves else "still"
-    for node in reversed(graph.nodes):
-        curved = isinstance(_module(qann, node), (Quantiser, nn.MaxPool2d))
-        if zones[node] == "spiking" and not curved and all(zones[user] == "summed" for user in node.users):
-            zones[node] = "summed"
-    return zones
-
-
-def _fold_layers(
-    body: nn.Module, graph: fx.Graph, zones: dict[fx.Node, str], time_steps: int, step: int, kernels: Kernels
-) -> None:
-    """Replace each convolution or linear layer, and any batch norm directly after it, by a `_FoldedLayer` layer."""
-    folded = nn.ModuleDict()
-    body.add_module(_FOLDED, folded)
-    for node in [node for node in graph.nodes if isinstance(_module(body, node), (nn.Conv2d, nn.Linear))]:
-        follower = next(iter(node.users)) if len(node.users) == 1 else node
-        follows = _module(body, follower)
-        norm = follows if isinstance(follows, nn.BatchNorm2d) else None
-        schedule = (time_steps, step) if zones[node] == "spiking" else None
-        layer = cast("nn.Conv2d | nn.Linear", _module(body, node))
-        folded[node.name] = _FoldedLayer(layer, norm, schedule, kernels)
-        node.target = f"{_FOLDED}.{node.name}"
-        if norm is not None:
-            follower.replace_all_uses_with(node)
-            graph.erase_node(follower)
-    for node in graph.nodes:
-        if isinstance(_module(body, node), nn.BatchNorm2d):
-            raise ValueError(f"{node.target}: batch norm has a spiking form only directly after a convolution")
-
-
-def _cross_zones(graph: fx.Graph, zones: dict[fx.Node, str], time_steps: int, step: int) -> None:
-    """Encode inputs of the spiking zone and sum its outputs; values that meet summed ones outside it stay unchanged."""
-    for node in list(graph.nodes):
-        for source, destination, crossing, arguments in (
-            ("still", "spiking", _encoded, (time_steps, step)),
-            ("spiking", "summed", _summed, (time_steps,)),
-        ):
-            users = {user for user in node.users if zones.get(user) == destination}
-            if zones[node] == source and users:
-                with graph.inserting_after(node):
-                    crossed = graph.call_function(crossing, (node, *arguments))
-                node.replace_all_uses_with(crossed, delete_user_cb=users.__contains__)
 
 
 def _encoded(charge: torch.Tensor, time_steps: int, step: int) -> torch.Tensor:
@@ -343,77 +236,6 @@ def _encoded(charge: torch.Tensor, time_steps: int, step: int) -> torch.Tensor:
 def _steps(folded: torch.Tensor, time_steps: int) -> torch.Tensor:
     """Return (T*B, ...) as (T, B, ...)."""
     return folded.unflatten(0, (time_steps, -1))
-
-
-def _summed(folded: torch.Tensor, time_steps: int) -> torch.Tensor:
-    return _steps(folded, time_steps).sum(0)
-
-
-def _spike(body: nn.Module, graph: fx.Graph, zones: dict[fx.Node, str], time_steps: int, implementation: str) -> None:
-    """Replace quantisers by neurons and max pools by pools of the running sum, which operate on (T, B, ...)."""
-    body.add_module(_LAYERS, nn.ModuleDict())
-    for node in list(graph.nodes):
-        layer = _module(body, node)
-        if zones.get(node) != "spiking" or not isinstance(layer, (Quantiser, StBif, nn.MaxPool2d, _MaxPoolOfSum)):
-            continue
-        if isinstance(layer, Quantiser):
-            body.set_submodule(str(node.target), StBif(layer, implementation))
-        elif isinstance(layer, nn.MaxPool2d):
-            body.set_submodule(str(node.target), _MaxPoolOfSum(layer, implementation))
-        fires = isinstance(layer, (Quantiser, StBif))
-        if fires and implementation != "torch" and _joined(body, graph, node, time_steps):
-            continue
-        with graph.inserting_before(node):
-            node.args = tuple(graph.call_function(_steps, (flat, time_steps)) for flat in node.args)
-        with graph.inserting_after(node):
-            flat = graph.call_function(torch.flatten, (node, 0, 1))
-        node.replace_all_uses_with(flat, delete_user_cb=lambda user, flat=flat: user is not flat)
-
-
-def _joined(body: nn.Module, graph: fx.Graph, node: fx.Node, time_steps: int) -> bool:
-    """Pass the shortcut to neuron `node` if only it uses the sum; join it to a layer that has no other reader.
-
-    Return whether there is such a layer.
-    """
-    current = cast("fx.Node", node.args[0])
-    # the kernel adds exactly two operands, unscaled
-    is_plain = current.target in _ADDITIONS and not current.kwargs and len(current.all_input_nodes) == 2
-    # any other user of the sum, or of an operand that was added to in place, would miss the addition
-    if is_plain and len(current.users) == len(cast("fx.Node", current.args[0]).users) == 1:
-        node.args = current.args
-        graph.erase_node(current)
-        current = cast("fx.Node", node.args[0])
-    layer, neuron = _module(body, current), cast("StBif", _module(body, node))
-    if not isinstance(layer, _FoldedLayer) or not layer.scheduled or len(current.users) > 1:
-        return False
-    layer.adds_bias = False
-    cast("nn.ModuleDict", body.get_submodule(_LAYERS))[node.name] = _SpikingLayer(layer, neuron, time_steps)
-    node.target, node.args = f"{_LAYERS}.{node.name}", (current.args[0], *node.args[1:])
-    graph.erase_node(current)
-    return True
-
-
-def _introduce(body: nn.Module, graph: fx.Graph) -> None:
-    """Tell each folded layer which layer of neurons it reads, if it reads exactly one layer's codes."""
-    on_the_way = (nn.Flatten, nn.Identity, nn.MaxPool2d, _MaxPoolOfSum)
-    for node in graph.nodes:
-        layer = _synapses(_module(body, node))
-        if layer is None:
-            continue
-        source = node.args[0]
-        while source.target in {torch.flatten, _steps} or isinstance(_module(body, source), on_the_way):
-            source = source.args[0]
-        sender = _module(body, source)
-        if isinstance(sender, _SpikingLayer):
-            sender = sender.members[1]
-        if isinstance(sender, (Quantiser, StBif)):
-            layer.reads(sender)
-
-
-def _synapses(module: nn.Module | None) -> _FoldedLayer | None:
-    if isinstance(module, _SpikingLayer):
-        return module.members[0]
-    return module if isinstance(module, _FoldedLayer) else None
 
 
 def _learns() -> bool:
@@ -455,10 +277,11 @@ class _SpikingLayer(nn.Module):
     than the kernels.
     """
 
-    def __init__(self, synapses: _FoldedLayer, neuron: StBif, time_steps: int) -> None:
+    def __init__(self, synapses: _FoldedLayer, neuron: Any, time_steps: int) -> None:
         super().__init__()
+        synapses.adds_bias = False
         # a tuple keeps them out of this module's children, so that the state dict contains them once
-        self.members = synapses, neuron
+        self.members: tuple[_FoldedLayer, StBif] = synapses, neuron
         self._time_steps = time_steps
 
     def forward(self, x: torch.Tensor, shortcut: torch.Tensor | None = None) -> torch.Tensor:
@@ -479,13 +302,12 @@ class _MaxPoolOfSum(nn.Module):
     def __init__(self, pool: nn.MaxPool2d, implementation: str) -> None:
         super().__init__()
         self.pool, self.implementation = pool, implementation
-        if implementation != "torch" and (pool.ceil_mode or _squares(pool) is None):
-            raise Unavailable("the custom max pool needs square windows, without dilation or ceil_mode")
+        self._sizes: Any = pool.kernel_size, pool.stride, pool.padding
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return (T, B, C, H', W') for `values` (T, B, C, H, W)."""
         if self.implementation != "torch":
-            kernel_size, stride, padding = cast("tuple[int, int, int]", _squares(self.pool))
+            kernel_size, stride, padding = self._sizes
             pooled = max_pool_delta(
                 values, kernel_size=kernel_size, stride=stride, padding=padding, implementation=self.implementation
             )
@@ -494,57 +316,33 @@ class _MaxPoolOfSum(nn.Module):
         return torch.cat([pooled[:1], pooled.diff(dim=0)]).to(values.dtype)
 
 
-def _squares(pool: nn.MaxPool2d) -> tuple[int, int, int] | None:
-    """Return kernel size, stride and padding, or None if a window is not square or is dilated."""
-    sides = [{size} if isinstance(size, int) else set(size) for size in (pool.kernel_size, pool.stride, pool.padding)]
-    if any(len(side) > 1 for side in sides) or pool.dilation not in {1, (1, 1)}:
-        return None
-    kernel_size, stride, padding = (side.pop() for side in sides)
-    return kernel_size, stride, padding
-
-
-def _square_sizes(layer: nn.Conv2d | nn.Linear) -> tuple[int, int] | None:
-    """Return the layer's stride and padding if `spike_conv2d` supports it, else None."""
-    if isinstance(layer, nn.Linear):
-        return 1, 0
-    (stride, *strides), padding = set(layer.stride), layer.padding
-    plain = layer.groups == 1 and set(layer.dilation) == {1} and layer.padding_mode == "zeros"
-    if not plain or strides or isinstance(padding, str) or len(set(padding)) > 1:
-        return None
-    return stride, padding[0]
-
-
 class _FoldedLayer(nn.Module):
-    """A convolution or linear layer with folded batch norm and, given (T, step), its bias as a schedule over T.
+    """A convolution with folded batch norm and, given (T, step), its bias as a schedule over T.
 
     The parameters stay with their original layers. `weight` and `bias` are derived from them by `refresh` for
-    inference, and again in each call that autograd records.
+    inference, and again in each call that autograd records. Inputs are codes of `sender`, if any.
     """
 
     weight: torch.Tensor
-    bias: torch.Tensor | None
+    bias: torch.Tensor
 
     def __init__(
         self,
-        layer: nn.Conv2d | nn.Linear,
-        norm: nn.BatchNorm2d | None,
+        layer: nn.Conv2d,
+        norm: nn.BatchNorm2d,
+        sender: Quantiser | StBif | None,
         schedule: tuple[int, int] | None,
         kernels: Kernels,
     ) -> None:
         super().__init__()
         self.adds_bias = True
-        self._sizes = None if kernels == "torch" else _square_sizes(layer)
-        shape = (*layer.weight.shape, 1, 1) if isinstance(layer, nn.Linear) else None
-        self._convolve = SpikeConvolution(shape, per_weight(kernels))
+        self._convolve = SpikeConvolution(None, per_weight(kernels))
         self._is_custom, self._by_planes = kernels != "torch", False
-        self._senders: tuple[Quantiser | StBif, ...] = ()
-        # a tuple keeps them out of this module's children, so that the state dict contains them once
+        self._stride, self._padding = layer.stride[0], int(layer.padding[0])
+        # tuples keep them out of this module's children, so that the state dict contains them once
         self._sources = (layer, norm)
+        self._senders = () if sender is None else (sender,)
         self._schedule = schedule
-        self._held: list[tuple[nn.Module, str, str]] = [(layer, "_parameters", name) for name in ("weight", "bias")]
-        if norm is not None:
-            self._held += [(norm, "_parameters", name) for name in ("weight", "bias")]
-            self._held += [(norm, "_buffers", name) for name in ("running_mean", "running_var")]
         # each with its storage, offset and version: while a storage is kept, no other can have its address
         self._derived_from: list[tuple[torch.Tensor, torch.UntypedStorage, int | torch.SymInt, int | None]] = []
         self.register_buffer("weight", None, persistent=False)
@@ -552,15 +350,13 @@ class _FoldedLayer(nn.Module):
 
     def refresh(self, *, force: bool) -> None:
         """Derive weight and bias again if forced, or if a tensor they come from was replaced or written to."""
-        tensors = [tensor for tensor in self._tensors() if tensor is not None]
+        tensors = self._tensors()
         by_planes = self._is_custom and _goes_by_planes(tensors[0])
         if force or by_planes != self._by_planes or not self._is_derived_from(tensors):
             self._by_planes = by_planes
             # ordinary tensors even in inference mode, which they may outlive
             with torch.inference_mode(False), torch.no_grad():
-                weight, bias = self._derive()
-            # for a layer without a norm this is its own Parameter, which must not be registered a second time
-            self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
+                self.weight, self.bias = self._derive()
             # inference tensors have no version: writes go unnoticed until load_state_dict, to() or train()
             self._derived_from = [
                 (
@@ -573,28 +369,23 @@ class _FoldedLayer(nn.Module):
             ]
 
     def _is_derived_from(self, tensors: list[torch.Tensor]) -> bool:
-        if len(tensors) != len(self._derived_from):
-            return False
-        for tensor, (source, storage, offset, version) in zip(tensors, self._derived_from, strict=True):
-            # the storage first: a tensor whose data was replaced in inference mode no longer has a version
-            if tensor is not source or tensor.untyped_storage()._cdata != storage._cdata:
-                return False
-            if tensor.storage_offset() != offset or (version is not None and tensor._version != version):
-                return False
-        return True
+        # the storage first: a tensor whose data was replaced in inference mode no longer has a version
+        return len(self._derived_from) == len(tensors) and all(
+            tensor is source
+            and tensor.untyped_storage()._cdata == storage._cdata
+            and tensor.storage_offset() == offset
+            and (version is None or tensor._version == version)
+            for tensor, (source, storage, offset, version) in zip(tensors, self._derived_from, strict=True)
+        )
 
     @property
     def scheduled(self) -> bool:
-        """Whether the layer runs in the spiking zone, for T steps with a bias for each."""
+        """Whether the layer runs T steps, with a bias for each."""
         return self._schedule is not None
 
-    def reads(self, sender: Quantiser | StBif) -> None:
-        """Treat inputs as codes of `sender`; the kernel still checks this."""
-        self._senders = (sender,)
-
     @property
-    def layer(self) -> nn.Conv2d | nn.Linear:
-        """The convolution or linear layer that this layer replaces."""
+    def layer(self) -> nn.Conv2d:
+        """The convolution that this layer replaces."""
         return self._sources[0]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -603,66 +394,50 @@ class _FoldedLayer(nn.Module):
         if self._schedule is None:
             return self._apply_layer(x, weight, bias)
         y = self._apply_layer(x, weight, None)
-        if bias is None or not self.adds_bias:
-            return y
-        _steps(y, self._schedule[0]).add_(bias)
+        if self.adds_bias:
+            _steps(y, self._schedule[0]).add_(bias)
         return y
 
-    def bias_by_step(self) -> torch.Tensor | None:
-        """Return the bias schedule as (T, out), derived again if autograd records; None without a bias."""
-        bias = self._derive()[1] if _learns() else self.bias
-        return None if bias is None else bias.flatten(1)
+    def bias_by_step(self) -> torch.Tensor:
+        """Return the bias schedule as (T, out), derived again if autograd records."""
+        return (self._derive()[1] if _learns() else self.bias).flatten(1)
 
     def suits(self, x: torch.Tensor) -> bool:
         """Return whether the spike kernels can convolve `x`."""
         # torch 2.9 cannot trace bool() of a tuple
-        reads_codes = self._sizes is not None and (self.scheduled or len(self._senders) > 0)
-        return reads_codes and self._convolve.suits(x, self.weight)
+        return self._is_custom and len(self._senders) > 0 and self._convolve.suits(x, self.weight)
 
     def _apply_layer(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        layer = self._sources[0]
         if self.suits(x):
             return self.convolved(x, bias)
-        if isinstance(layer, nn.Conv2d):
-            x = x.contiguous() if self._by_planes else x
-            return layer._conv_forward(x, weight, bias)
-        return functional.linear(x, weight, bias)
+        return self._sources[0]._conv_forward(x.contiguous() if self._by_planes else x, weight, bias)
 
     def convolved(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return the layer's output, contiguous channels-last, for spikes `x` that it `suits`, with bias (out,)."""
-        stride, padding = cast("tuple[int, int]", self._sizes)
+        """Return the layer's output, contiguous channels-last, for codes `x` that it `suits`, with bias (out,)."""
+        (sender,) = self._senders
         # a neuron emits at most one spike per step, and the pool of a running sum changes by at most one
-        grid = None
-        if self._senders:
-            (sender,) = self._senders
-            grid = Grid(sender.scale, 1 if self._schedule else sender.pos_max)
-        if self.weight.dim() == 2:
-            return self._convolve(x[:, :, None, None], self.weight, bias, grid=grid).flatten(1)
-        return self._convolve(x, self.weight, bias, stride=stride, padding=padding, grid=grid)
+        grid = Grid(sender.scale, 1 if self._schedule else sender.pos_max)
+        return self._convolve(x, self.weight, bias, stride=self._stride, padding=self._padding, grid=grid)
 
-    def _tensors(self) -> list[torch.Tensor | None]:
-        # avoids attribute look-up, which costs as much as the comparison, except for a parametrised weight, which it
-        # creates
-        tensors = []
-        for module, kind, name in self._held:
-            registered = getattr(module, kind)  # a dictionary that torch.export replaces
-            tensors.append(registered[name] if name in registered else getattr(module, name))
-        return tensors
+    def _tensors(self) -> list[torch.Tensor]:
+        # avoids attribute look-up, which costs as much as the comparison
+        (layer, norm), names = self._sources, ("running_mean", "running_var")
+        own: list[Any] = [layer._parameters["weight"], norm._parameters["weight"], norm._parameters["bias"]]
+        return own + [norm._buffers[name] for name in names]
 
-    def _derive(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the folded weight and the bias (out,), or its schedule (T, 1, out, ...), in the weight's dtype."""
+    def _derive(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the folded weight and the bias (out,), or its schedule (T, 1, out, 1, 1), in the weight's dtype."""
         layer, norm = self._sources
         dtype, wide = layer.weight.dtype, torch.promote_types(layer.weight.dtype, torch.float32)
-        weight = layer.weight.to(wide)
-        bias = None if layer.bias is None else layer.bias.to(wide)
-        if norm is not None:
-            weight, bias = _folded(weight, bias, norm, wide)
-        if bias is not None and self._schedule is not None:
-            bias = _scheduled(bias, *self._schedule).reshape(-1, 1, len(bias), *[1] * (weight.dim() - 2))
-        weight = weight.to(dtype)
+        mean, variance = (value.to(wide) for value in (norm.running_mean, norm.running_var) if value is not None)
+        gain = (variance + norm.eps).rsqrt() * norm.weight.to(wide)
+        bias = gain * -mean + norm.bias.to(wide)
+        if self._schedule is not None:
+            bias = _scheduled(bias, *self._schedule)[:, None, :, None, None]
+        weight = (layer.weight.to(wide) * gain.view(-1, 1, 1, 1)).to(dtype)
         if self._by_planes:  # contiguous() would do nothing for channels-last 1x1 weights
             weight = weight.clone(memory_format=torch.contiguous_format)
-        return weight, None if bias is None else bias.to(dtype)
+        return weight, bias.to(dtype)
 
 
 def _goes_by_planes(tensor: torch.Tensor) -> bool:
@@ -673,19 +448,6 @@ def _goes_by_planes(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda and tensor.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
 
 
-def _folded(
-    weight: torch.Tensor, bias: torch.Tensor | None, norm: nn.BatchNorm2d, wide: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    if norm.running_mean is None or norm.running_var is None:
-        raise ValueError("batch norm without running statistics has no spiking form")
-    gain = (norm.running_var.to(wide) + norm.eps).rsqrt()
-    if norm.affine:
-        gain = gain * norm.weight.to(wide)
-    shift = -norm.running_mean.to(wide) if bias is None else bias - norm.running_mean.to(wide)
-    shift = gain * shift
-    return weight * gain.view(-1, 1, 1, 1), shift + norm.bias.to(wide) if norm.affine else shift
-
-
 def _scheduled(bias: torch.Tensor, time_steps: int, step: int) -> torch.Tensor:
     """Return (T, out): bias / step while the input arrives, then 0."""
     arrives = torch.arange(time_steps, device=bias.device) < step
@@ -693,32 +455,52 @@ def _scheduled(bias: torch.Tensor, time_steps: int, step: int) -> torch.Tensor:
 
 
 class FoldedNetwork(nn.Module):
-    """The result of `fold`, and the base of a spiking network: runs `body` by a graph over folded weights."""
+    """A quantised ResNet-18 with folded batch norms, and the base of its spiking form."""
 
-    def __init__(self, body: nn.Module, graph: fx.Graph, neurons: list[str]) -> None:
+    def __init__(self, qann: QuantisedResNet18, kernels: Kernels, schedule: tuple[int, int] | None = None) -> None:
         super().__init__()
-        self.input_shape: tuple[int, ...] = getattr(body, "input_shape", ())
-        self._neuron_names = neurons
+        self.input_shape = qann.input_shape
         # the QANN's children under their own names, for the same state dict
-        for name, child in body.named_children():
+        for name, child in qann.named_children():
             self.add_module(name, child)
-        self._run: Callable[[nn.Module, torch.Tensor], torch.Tensor] = type(fx.GraphModule(body, graph)).forward
+        folded = {
+            name: _FoldedLayer(layer, norm, sender, schedule if sender else None, kernels)
+            for name, layer, norm, sender in _convolutions(qann)
+        }
+        self._folded = nn.ModuleDict(folded)
+        self._blocks = [
+            (block, folded[f"{name}_conv1"], folded.get(f"{name}_downsample"), folded[f"{name}_conv2"])
+            for name, block in _named_blocks(qann)
+        ]
         self.register_load_state_dict_post_hook(_refresh_after_load)  # type: ignore[no-untyped-call]
         self._refresh(force=True)
 
     def neurons(self) -> list[nn.Module]:
         """Return the layers of neurons, whose outputs are scale * codes (B, ...) or (T, B, ...), in forward order."""
-        return [self.get_submodule(name) for name in self._neuron_names]
+        return [module for module in self.modules() if isinstance(module, (Quantiser, StBif))]
 
     def synapses(self) -> list[Synapses]:
         """Return the layers with weights in forward order."""
-        return [Synapses(f, f.layer, "spikes" if f.scheduled else "values") for f in self._folded_layers()]
+        folded = [Synapses(f, f.layer, "spikes" if f.scheduled else "values") for f in self._folded_layers()]
+        return [*folded, Synapses(self.fc, self.fc, "values")]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return the outputs, summed over T; compiled and exported graphs do not refresh the folded weights."""
         if not torch.compiler.is_compiling() and not torch.is_grad_enabled():
             self._refresh(force=False)
-        return self._run(self, images)
+        return self.fc(torch.flatten(self.avgpool(self._features(self._folded["conv1"](images))), 1))
+
+    def _features(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the last neurons' output, summed over T, for the first convolution's."""
+        x = self._passed(self.maxpool, self._passed(self.relu, x))
+        for block, first, shortcut, second in self._blocks:
+            inner = self._passed(block.relu, first(x))
+            x = self._passed(block.relu2, second(inner) + (x if shortcut is None else shortcut(x)))
+        return x
+
+    def _passed(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """Return the output of neurons or a pool."""
+        return layer(x)
 
     def train(self, mode: bool = True) -> FoldedNetwork:
         """Set the mode, and fold the weights again, because training may have changed them."""
@@ -732,25 +514,68 @@ class FoldedNetwork(nn.Module):
         return self
 
     def _refresh(self, *, force: bool) -> None:
-        with torch.no_grad():  # a parametrised weight, recreated at each access, is kept without its graph
-            for folded in self._folded_layers():
-                folded.refresh(force=force)
+        for folded in self._folded_layers():
+            folded.refresh(force=force)
 
     def _folded_layers(self) -> Iterator[_FoldedLayer]:
-        return cast("Iterator[_FoldedLayer]", self.get_submodule(_FOLDED).children())
+        return self._folded.values()  # type: ignore[return-value]
+
+
+def _named_blocks(qann: QuantisedResNet18) -> Iterator[tuple[str, _Block]]:
+    for name, module in qann.named_modules():
+        if isinstance(module, _Block):
+            yield name.replace(".", "_"), module
+
+
+def _convolutions(
+    qann: QuantisedResNet18,
+) -> Iterator[tuple[str, nn.Conv2d, nn.BatchNorm2d, Quantiser | None]]:
+    """Yield name, layer, batch norm and sender of each convolution, in forward order; the stem reads images."""
+    yield "conv1", qann.conv1, qann.bn1, None
+    sender = qann.relu
+    for name, block in _named_blocks(qann):
+        yield f"{name}_conv1", block.conv1, block.bn1, sender
+        if block.downsample is not None:
+            layer, norm = block.downsample
+            yield f"{name}_downsample", layer, norm, sender
+        yield f"{name}_conv2", block.conv2, block.bn2, block.relu
+        sender = block.relu2
 
 
 class SpikingNetwork(FoldedNetwork):
     """The result of `convert`: images (B, ...) to the sum over T of the outputs (B, classes)."""
 
-    def __init__(self, body: nn.Module, graph: fx.Graph, neurons: list[str], time_steps: int, step: int) -> None:
-        super().__init__(body, graph, neurons)
+    def __init__(
+        self, qann: QuantisedResNet18, kernels: Kernels, implementation: str, time_steps: int, step: int
+    ) -> None:
+        for name, module in list(qann.named_modules()):
+            if isinstance(module, Quantiser):
+                qann.set_submodule(name, StBif(module, implementation))
+        qann.set_submodule("maxpool", _MaxPoolOfSum(qann.maxpool, implementation))
+        super().__init__(qann, kernels, (time_steps, step))
         self.time_steps, self.step = time_steps, step
+        self._joined = [
+            (_SpikingLayer(first, block.relu, time_steps), shortcut, _SpikingLayer(second, block.relu2, time_steps))
+            for block, first, shortcut, second in (self._blocks if implementation != "torch" else ())
+        ]
+        self._layers = nn.ModuleList(layer for first, _, second in self._joined for layer in (first, second))
+
+    def _features(self, x: torch.Tensor) -> torch.Tensor:
+        x = _encoded(x, self.time_steps, self.step)
+        if self._joined:
+            x = self._passed(self.maxpool, self._passed(self.relu, x))
+            for first, shortcut, second in self._joined:
+                x = second(first(x), x if shortcut is None else shortcut(x))
+        else:
+            x = super()._features(x)
+        return _steps(x, self.time_steps).sum(0)
+
+    def _passed(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return torch.flatten(layer(_steps(x, self.time_steps)), 0, 1)
 
     def emitters(self) -> dict[nn.Module, torch.Tensor]:
         """Return the modules that emit spikes, a neuron or the layer joined to it, and the height of their spikes."""
-        layers = self.get_submodule(_LAYERS).children()
-        joined = {layer.members[1]: layer for layer in layers if isinstance(layer, _SpikingLayer)}
+        joined = {layer.members[1]: layer for first, _, second in self._joined for layer in (first, second)}
         return {joined.get(neuron, neuron): neuron.scale for neuron in self.neurons() if isinstance(neuron, StBif)}
 
 

@@ -231,6 +231,6 @@ def _model_notes(module: nn.Module, has_energy_model: bool) -> Iterator[str]:
     if isinstance(module, SpikingNetwork):
         yield "Time_Encoding is inside the forward pass, after conv1, which sees one image for all time steps."
     if isinstance(module, OnePass | SpikingNetwork):
-        yield "Wasted spikes reach no synapse, or cancel an earlier one of their neuron; pools and shortcuts have none."
+        yield "Wasted spikes cancel an earlier one of their neuron; pools and shortcuts have none."
         unknown = "" if has_energy_model else "; there is none for this precision"
         yield f"Modelled energy covers only the synapses, at 45 nm{unknown}."

@@ -1,8 +1,7 @@
 """Counts the effects of one batch's spikes: their number, how many are wasted, and the operations that they cause.
 
     spike rate           spikes per neuron per time step, of either sign
-    wasted spikes        a pair of +1 and -1 from one neuron within the T steps, which cancel, and a spike that reaches
-                         no synapse of any layer that reads it, as between the strides of a convolution
+    wasted spikes        a pair of +1 and -1 from one neuron within the T steps, which cancel
     synaptic operations  one per spike and synapse it reaches, given borders, strides and groups. A synapse is a
                          weight, so pools and the shortcuts of a residual net have none
     modelled energy      of the synapses only: a multiply-add if a layer reads plain values, an addition if it
@@ -21,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from benchd.daemon.runtimes import Precision
-from benchd.daemon.worker.structures import address
 from benchd.models.snn_onepass import OnePass, PooledLif
 from benchd.models.stbif import SpikingNetwork
 from benchd.models.synapses import Received, Synapses
@@ -92,40 +90,34 @@ class _SpikeSums:
 
     def __init__(self) -> None:
         self._left: list[tuple[nn.Module, Tensor, Tensor, int]] = []
-        self._arrived: list[tuple[Synapses, Tensor, Tensor, nn.Module | None]] = []
-        # keeps outputs alive, so that the addresses that identify their senders are not reused
-        self._senders: dict[int, tuple[nn.Module, Tensor]] = {}
+        self._arrived: list[tuple[Synapses, Tensor, Tensor]] = []
 
     def leaves(self, neuron: nn.Module, _: object, output: Tensor) -> None:
         """Record the output (T, B, ...) of neurons, as their forward hook."""
         pooled = isinstance(neuron, PooledLif)
         codes = (output * WINDOW).round() if pooled else output.sign()
         self._left.append((neuron, _summed(codes.abs()), _summed(codes), output.numel() * (WINDOW if pooled else 1)))
-        self._senders[address(output)] = neuron, output
 
     def arrives(self, synapses: Synapses) -> Callable[..., None]:
         """Return the forward pre-hook that records the input (N, ...) of a layer of weights."""
 
         def hook(_: nn.Module, inputs: tuple[Tensor]) -> None:
-            sender, _output = self._senders.get(address(inputs[0]), (None, None))
             events = _events(inputs[0], synapses.receives)
-            self._arrived.append((synapses, _summed(events), _summed(events != 0), sender))
+            self._arrived.append((synapses, _summed(events), _summed(events != 0)))
 
         return hook
 
     def figures(self, images: int, joules: tuple[float, float] | None) -> dict[nn.Module, Spikes]:
         """Return the figures of each module that was seen."""
         by_module: dict[nn.Module, list[Spikes]] = defaultdict(list)
-        reached: dict[nn.Module | None, list[Tensor]] = defaultdict(list)
-        for synapses, arrived, read, sender in self._arrived:
+        for synapses, arrived, read in self._arrived:
             reach = fan_out(synapses.layer, arrived.shape)
-            reached[sender].append(reach)
             flops = 2.0 * float((read * reach).sum()) / images
             by_module[synapses.module].append(
                 _operations(synapses, float((arrived * reach).sum()) / images, joules, flops)
             )
         for neuron, fired, net, chances in self._left:
-            wasted = _wasted(fired, net, reached[neuron])
+            wasted = float((fired - net).sum())  # no neuron emits more -1 than +1 in total
             by_module[neuron].append(
                 Spikes(chances=chances / images, fired=float(fired.sum()) / images, wasted=wasted / images)
             )
@@ -136,15 +128,6 @@ def _operations(synapses: Synapses, count: float, joules: tuple[float, float] | 
     reads_values = synapses.receives == "values"
     energy_j = count * joules[0 if reads_values else 1] if joules else None
     return Spikes(operations=None if reads_values else count, energy_j=energy_j, flops=flops)
-
-
-def _wasted(fired: Tensor, net: Tensor, reached: list[Tensor]) -> float:
-    """Return how many of the spikes (B, ...) cancel, or do not reach a synapse in any layer that reads them."""
-    cancelled = fired - net  # such neurons never emit more -1 than +1 in total
-    if not reached:
-        return float(cancelled.sum())
-    read = torch.stack([reach.reshape(fired.shape[1:]) for reach in reached]).any(0)
-    return float(torch.where(read, cancelled, fired).sum())
 
 
 def _events(x: Tensor, receives: Received) -> Tensor:
