@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from benchd.daemon.machine import interpreter, strays, temporary
+from benchd.daemon.machine import interpreter, strays
 from benchd.daemon.machine.lines import Lines, Rubbish
 from benchd.daemon.measuring.protocol import Job, Message, Outcome, Stage, StageName, encoded, unmeasured
 from benchd.daemon.records import Status
@@ -59,9 +59,7 @@ class Child(Generic[T]):
         self._variables = variables or {}
         self._is_closed = False
         self._mark = uuid.uuid4().hex
-        self._temporary = Path(job.cache, "tmp")
         with ExitStack() as stack:
-            stack.enter_context(temporary.shared(self._temporary))
             read_end, write_end = os.pipe()
             stack.callback(os.close, read_end)
             self._lines = Lines(read_end, decoder)
@@ -77,7 +75,6 @@ class Child(Generic[T]):
         if self._log:
             self._log.parent.mkdir(parents=True, exist_ok=True)
             self._log.unlink(missing_ok=True)
-        own = {strays.MARK: self._mark} | temporary.variable(self._temporary)
         with self._log.open("ab") if self._log else nullcontext(STDERR) as out:
             process = subprocess.Popen(
                 command,
@@ -86,7 +83,7 @@ class Child(Generic[T]):
                 stderr=out,
                 pass_fds=[write_end],
                 start_new_session=True,
-                env={**environment(job.device, job.cache, job.gpu_uuid), **self._variables, **own},
+                env={**environment(job.device, job.cache, job.gpu_uuid), **self._variables, strays.MARK: self._mark},
             )
         with suppress(OSError):  # it died immediately, see below
             Path(f"/proc/{process.pid}/oom_score_adj").write_text(FIRST_TO_KILL)
