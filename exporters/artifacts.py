@@ -192,8 +192,10 @@ class ArtifactStore:
         try:
             yield scratch
         except BaseException as error:
+            written = sum(file.stat().st_size for file in scratch.rglob("*"))
+            shutil.rmtree(scratch, ignore_errors=True)  # so that the disk's free space is known
             if _disk_full(error):
-                self._refuse_full(sum(file.stat().st_size for file in scratch.rglob("*")), error)
+                self._refuse_full(written, error)
             if isinstance(error, OSError) and str(error.filename or "").startswith(str(self._folder)):
                 self._refuse(error)
             raise
