@@ -457,6 +457,11 @@ def _scheduled(bias: torch.Tensor, time_steps: int, step: int) -> torch.Tensor:
 class FoldedNetwork(nn.Module):
     """A quantised ResNet-18 with folded batch norms, and the base of its spiking form."""
 
+    relu: nn.Module
+    maxpool: nn.Module
+    avgpool: nn.Module
+    fc: nn.Linear
+
     def __init__(self, qann: QuantisedResNet18, kernels: Kernels, schedule: tuple[int, int] | None = None) -> None:
         super().__init__()
         self.input_shape = qann.input_shape
@@ -535,9 +540,9 @@ def _convolutions(
     sender = qann.relu
     for name, block in _named_blocks(qann):
         yield f"{name}_conv1", block.conv1, block.bn1, sender
-        if block.downsample is not None:
-            layer, norm = block.downsample
-            yield f"{name}_downsample", layer, norm, sender
+        downsample: Any = block.downsample
+        if downsample is not None:
+            yield f"{name}_downsample", downsample[0], downsample[1], sender
         yield f"{name}_conv2", block.conv2, block.bn2, block.relu
         sender = block.relu2
 
@@ -556,7 +561,7 @@ class SpikingNetwork(FoldedNetwork):
         self.time_steps, self.step = time_steps, step
         self._joined = [
             (_SpikingLayer(first, block.relu, time_steps), shortcut, _SpikingLayer(second, block.relu2, time_steps))
-            for block, first, shortcut, second in (self._blocks if implementation != "torch" else ())
+            for block, first, shortcut, second in (self._blocks if implementation != "torch" else [])
         ]
         self._layers = nn.ModuleList(layer for first, _, second in self._joined for layer in (first, second))
 
