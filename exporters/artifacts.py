@@ -222,8 +222,9 @@ class ArtifactStore:
 
     def _leftovers(self) -> Iterator[Path]:
         for path in (self._folder / ".making").glob("*"):
-            if time.time() - path.stat().st_mtime > _LEFT_S:
-                yield path
+            with suppress(FileNotFoundError):  # it has just been finished
+                if time.time() - path.stat().st_mtime > _LEFT_S:
+                    yield path
         yield from (entry for entry in self._entries() if _metadata(entry) is None)
 
     def _entries(self) -> Iterator[Path]:
@@ -252,7 +253,10 @@ def _metadata(entry: Path) -> Metadata | None:
 
 
 def _artifact(entry: Path, metadata: Metadata) -> Artifact:
-    used_ns = (entry / _METADATA).stat().st_mtime_ns
+    try:
+        used_ns = (entry / _METADATA).stat().st_mtime_ns
+    except FileNotFoundError:  # another process has just removed it
+        used_ns = 0
     return Artifact(key=entry.name, path=entry / _file_name(metadata.facts), metadata=metadata, used_ns=used_ns)
 
 
