@@ -1,6 +1,5 @@
 """Shows one device: its sensors, cases and events, its identity, and the suites that it can run."""
 
-import math
 import time
 from asyncio import to_thread
 from functools import partial
@@ -11,9 +10,9 @@ import msgspec
 from nicegui import ui
 
 from benchd.daemon.delivery.broker import Broker
-from benchd.daemon.delivery.messages import Latest, SuiteInfo
+from benchd.daemon.delivery.messages import Latest
 from benchd.dashboard import queries
-from benchd.dashboard.commands import Progress, SuiteRequest, progress, run_suite
+from benchd.dashboard.commands import run_suite
 from benchd.dashboard.layout import PATIENCE_S, facts, follow, frame, heading, history_path, local, notice
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.queries import Device, Mark
@@ -24,6 +23,7 @@ from benchd.dashboard.views.live import LiveCharts
 
 REFRESH_S = 1.0
 CASE_OK, WELL = "case ok", 8
+ASKED = "asked"
 SPANS = {300: "5 minutes", 3600: "1 hour", 86400: "24 hours"}
 QUIET = "No telemetry in this period: a device sends it while a case runs and a sensor can be read."
 
@@ -41,7 +41,7 @@ class _State(NamedTuple):
 
 def add(store: Store, broker: Broker) -> None:
     """Serve the view at /device/<id>."""
-    requests: dict[_SuiteOfDevice, SuiteRequest] = {}  # shared by all viewers
+    answers: dict[_SuiteOfDevice, str] = {}  # to the last request, for all viewers
 
     @ui.page("/device/{device_id}", response_timeout=PATIENCE_S)
     async def device(device_id: str) -> None:
@@ -59,7 +59,7 @@ def add(store: Store, broker: Broker) -> None:
             quiet = notice(QUIET)
             live = LiveCharts(span.value).style("width: 100%")
             span.on_value_change(lambda: live.begin(span.value))
-            suites = _Suites(broker, first, requests)
+            suites = _Suites(broker, first, answers)
             verdicts = _Lines("Against the baseline", "no case has a baseline: benchd baseline set")
             accuracies = _Lines("Accuracy", "no case was measured on labelled images")
             _about(first)
@@ -68,14 +68,12 @@ def add(store: Store, broker: Broker) -> None:
             async def refresh() -> None:
                 now_s = time.time()
                 now = await to_thread(_read, store, device_id, live.since_s(now_s), now_s - span.value)
-                asked_s = suites.asked_s()
-                ended = await to_thread(queries.marks, store, device_id, asked_s) if asked_s < math.inf else []
                 if now.device is not None:
                     state.set_text(_state_line(now.device))
                     state.classes(replace=f"state-{now.device.state}")
                     throttled.set_text(throttling(now.device))
                     throttled.classes(replace="warn" if now.device.throttled else "soft")
-                    suites.show(now.device, ended)
+                    suites.show(now.device)
                     problem.set_text(short(now.device.health.problem or ""))
                     problem.set_visibility(now.device.health.problem is not None)
                     live.classes(replace=now.device.state)
@@ -116,50 +114,39 @@ def _listed(marks: list[Mark]) -> list[Mark]:
 
 
 class _Suites:
-    """A device's suites, each with a button that is disabled while its last request is open."""
+    """A device's suites, each with a button that is disabled while its last request waits for an answer."""
 
-    def __init__(self, broker: Broker, device: Device, requests: dict[_SuiteOfDevice, SuiteRequest]) -> None:
-        self._broker, self._device_id, self._requests = broker, device.device_id, requests
-        self._device, self._ended = device, list[Mark]()
-        suites, self._rows = device.info.suites, list[tuple[SuiteInfo, ui.button, ui.label]]()
+    def __init__(self, broker: Broker, device: Device, answers: dict[_SuiteOfDevice, str]) -> None:
+        self._broker, self._device, self._answers = broker, device, answers
+        suites, self._rows = device.info.suites, list[tuple[str, ui.button, ui.label]]()
         heading("Suites")
         if not suites:
             notice("This device has published no suites. Add them as [[suite]] in its configuration.")
         for suite in suites[:SHOWN]:
             with ui.row().style("align-items: center; gap: .75rem"):
-                button = ui.button("Run", on_click=partial(self._run, suite)).props("no-caps")
+                button = ui.button("Run", on_click=partial(self._run, suite.name)).props("no-caps")
                 button.props["aria-label"] = short(f"Run {suite.name}")
                 button.disable()
                 ui.label(short(f"{suite.name}: {count(len(suite.cases), 'case')}, {suite.when or 'on demand'}"))
-                self._rows.append((suite, button, ui.label().classes("soft").props("role=status")))
+                self._rows.append((suite.name, button, ui.label().classes("soft").props("role=status")))
         ui.label(more(len(suites) - SHOWN)).classes("soft")
 
-    def asked_s(self) -> float:
-        """Return the time of this device's earliest request."""
-        mine = (request for (device_id, _), request in self._requests.items() if device_id == self._device_id)
-        return min((request.asked_s for request in mine), default=math.inf)
-
-    def show(self, device: Device, ended: list[Mark]) -> None:
-        """Show the progress of each request."""
-        self._device, self._ended = device, ended
+    def show(self, device: Device) -> None:
+        """Show the answers, and whether the device can be asked."""
+        self._device = device
+        away = "" if device.state == "online" else f"the device is {device.state}"
         for suite, button, label in self._rows:
-            progress = self._progress(suite)
-            label.set_text(progress.words)
-            button.set_enabled(progress.is_open)
+            answer = self._answers.get((device.device_id, suite), "")
+            label.set_text("; ".join(filter(None, [answer, away])))
+            button.set_enabled(not away and answer != ASKED)
 
-    def _progress(self, suite: SuiteInfo) -> Progress:
-        request = self._requests.get((self._device_id, suite.name))
-        since = [mark for mark in self._ended if request and mark.at_s >= request.asked_s]
-        return progress(request, suite, self._device, since, time.time())
-
-    async def _run(self, suite: SuiteInfo) -> None:
-        if not self._progress(suite).is_open:  # a second click, or another viewer, was faster
+    async def _run(self, suite: str) -> None:
+        place = self._device.device_id, suite
+        if self._answers.get(place) == ASKED:  # a second click, or another viewer, was faster
             return
-        place = self._device_id, suite.name
-        self._requests[place] = request = SuiteRequest(time.time())
-        self.show(self._device, self._ended)
-        answer = await to_thread(run_suite, self._broker, self._device_id, suite.name)
-        self._requests[place] = request._replace(answer=answer)
+        self._answers[place] = ASKED
+        self.show(self._device)
+        self._answers[place] = await to_thread(run_suite, self._broker, *place)
 
 
 def _about(device: Device) -> None:

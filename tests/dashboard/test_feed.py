@@ -116,7 +116,7 @@ def test_what_the_broker_never_takes_is_the_reason(topics, tmp_path):
             pytest.raises(ConnectionEnded, match="packets of at most 200"),
         ):
             feed.publish(topics.command("replay"), b"x" * 200)
-        assert "packets of at most 200" in run_suite(parse_url(broker.url), topics.device_id, "x" * 200).reason
+        assert "packets of at most 200" in run_suite(parse_url(broker.url), topics.device_id, "x" * 200)
 
 
 @pytest.mark.parametrize("fault", [forward, refuse_5], ids=["MQTT 5", "MQTT 3.1.1"])
@@ -132,4 +132,4 @@ def test_a_device_is_asked_and_answers(mosquitto, topics, tmp_path, fault):
         command = Gate(topics).take(link.state.commands.popleft(), 0.0, time.time())
         assert isinstance(command, Command)
         link.answer(command.answer_to, b'{"accepted":true}', command.correlation)
-        assert future.result(WAIT_S).accepted
+        assert future.result(WAIT_S) == "accepted: 0 cases"
