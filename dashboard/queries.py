@@ -9,9 +9,8 @@ import msgspec
 from sqlalchemy import ColumnElement, Select, Subquery, exists, func, or_, select
 
 from benchd.daemon.delivery.messages import DeployedFolder, Event, Health, Info, Latest
-from benchd.daemon.records import PROFILED, Interference, Record, Timing, throttles
+from benchd.daemon.records import PROFILED, Record, throttles
 from benchd.daemon.verdicts.results import decoded
-from benchd.daemon.verdicts.statistics import centre
 from benchd.daemon.verdicts.when import AHEAD_S, measured_s
 from benchd.dashboard.limits import DAY_S, READ, SHOWN, day_s
 from benchd.dashboard.messages import CLEARED, Result
@@ -20,7 +19,6 @@ from benchd.dashboard.store import Store, joined
 
 STALE_S = 75.0  # a service reports its health every 30 s
 LIVE_S = 5.0
-STEP_S = 5  # seconds between two points of a sparkline
 NEWEST = 10_000  # number of results that can be paged through and searched
 NEWEST_FIRST = (RESULT.c.measured_s.desc(), RESULT.c.arrived_s.desc())
 PLACES = ("model", "variant", "case_id", "flags")  # columns that are searched for a text
@@ -47,6 +45,7 @@ class Device(NamedTuple):
     info: Info
     health: Health
     power_w: float | None
+    temp_c: float | None
     throttled: bool | None
 
 
@@ -137,6 +136,7 @@ def _device(
         info=msgspec.json.decode(info.body, type=Info) if info else Info(),
         health=msgspec.json.decode(health.body, type=Health) if health else Health(),
         power_w=_highest(live, "power_w"),
+        temp_c=_highest(live, "_temp_c"),
         throttled=any(map(throttles, reasons)) if reasons else None,
     )
 
@@ -307,32 +307,6 @@ def record(store: Store, key: str) -> Record | None:
     return None if stored is None else decoded(stored)
 
 
-class _Disturbances(msgspec.Struct, frozen=True):
-    """The disturbances of a record's processes; the rest of the record, which may be large, is not decoded."""
-
-    timing: Timing | None = None
-    interference: Interference | None = None
-
-
-class _Processes(msgspec.Struct, frozen=True):
-    processes: list[_Disturbances] = []
-
-
-def clean_medians(store: Store, keys: list[str]) -> dict[str, float]:
-    """Return the median in ms without disturbed blocks, by key, for the records that have such blocks."""
-    bodies = ((key, body(store, key)) for key in keys)  # one at a time, because they may be large
-    processes = ((key, msgspec.json.decode(content, type=_Processes)) for key, content in bodies if content)
-    return {key: clean_ms for key, record in processes if (clean_ms := _clean_ms(record)) is not None}
-
-
-def _clean_ms(record: _Processes) -> float | None:
-    parts = [(process.timing, process.interference) for process in record.processes]
-    if not any(any(interference.reasons) for _, interference in parts if interference):
-        return None
-    medians_ms = [clean.clean.median_ms if clean else timing.median_ms for timing, clean in parts if timing]
-    return centre(medians_ms)
-
-
 def history(store: Store, device_id: str, case_id: str, limit: int) -> list[Result]:
     """Return the newest measured results of a case on a device, oldest first, by time of measurement."""
     measured = (RESULT.c.median_ms > 0, ~RESULT.c.flags.contains(PROFILED))
@@ -372,28 +346,6 @@ def series(store: Store, device_id: str, since_s: float) -> dict[str, list[tuple
             if metric in by_metric or len(by_metric) < SHOWN:
                 by_metric.setdefault(metric, []).append((row.t_s, value))
     return by_metric
-
-
-class Spark(NamedTuple):
-    """The highest power and temperature, or None, that a device reported in the STEP_S seconds from `t_s` on."""
-
-    t_s: int
-    power_w: float | None
-    temp_c: float | None
-
-
-def sparks(store: Store, device_ids: Sequence[str], since_s: float) -> dict[str, list[Spark]]:
-    """Return the recent power and temperature of devices, oldest first."""
-    wanted = select(TELEMETRY).where(TELEMETRY.c.device_id.in_(device_ids), TELEMETRY.c.t_s >= since_s)
-    peaks: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
-    for row in store.read(wanted.order_by(TELEMETRY.c.t_s)):
-        peak = peaks[row.device_id, int(row.t_s // STEP_S)]
-        for metric, value in _values(row.body).items():
-            peak[metric] = max(value, peak.get(metric, value))
-    by_device: dict[str, list[Spark]] = defaultdict(list)
-    for (device_id, step), peak in peaks.items():
-        by_device[device_id].append(Spark(step * STEP_S, _highest(peak, "power_w"), _highest(peak, "_temp_c")))
-    return by_device
 
 
 def marks(store: Store, device_id: str, since_s: float) -> list[Mark]:

@@ -116,6 +116,12 @@ def doing(device: Device) -> str:
     return short(health.waiting_for or health.activity or "no service is reporting")
 
 
+def sensors(device: Device) -> str:
+    """Return the highest power and temperature of a device, as far as it reports them."""
+    known = {"power": figure(device.power_w, "W"), "temperature": figure(device.temp_c, "°C")}
+    return ", ".join(f"{name} {words}" for name, words in known.items() if words != "-")
+
+
 def throttling(device: Device) -> str:
     """Return whether the clocks are throttled, as far as sensors report."""
     if device.throttled is None:

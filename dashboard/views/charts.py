@@ -89,21 +89,16 @@ def bands(spans: list[tuple[float, float]]) -> dict[str, Any]:
     return {"silent": True, "label": SOFT, "itemStyle": {"color": SHADE}, "data": areas}
 
 
-def history(results: list[Result], clean: dict[str, float], marks: list[Mark]) -> dict[str, Any]:
-    """Return a chart of medians with intervals over time, those of `clean` blocks next to them, and a line per mark."""
+def history(results: list[Result], marks: list[Mark]) -> dict[str, Any]:
+    """Return a chart of medians with their intervals over time, and a line per mark."""
     options = base("ms")
     points = [[result.measured_s * 1e3, result.median_ms] for result in results]
     bars = [_interval(one, len(results)) for one in results if one.low_ms is not None and one.high_ms is not None]
-    options["series"] = [{"type": "line", "name": "as experienced", "data": points, "symbolSize": 8}, *bars]
+    options["series"] = [{"type": "line", "name": "median", "data": points, "symbolSize": 8}, *bars]
     options["color"] = [colour(Variant.parse(results[-1].variant))] if results[-1].variant else options["color"]
     options["series"][0]["markLine"] = lines = boundaries(marks)
     lines["data"] = [line if line["name"] == CHANGED else line | STEP for line in lines["data"]]
-    if clean:
-        hollow = [[result.measured_s * 1e3, clean[result.key]] for result in results if result.key in clean]
-        options["series"].append(
-            {"type": "scatter", "name": "clean", "data": hollow, "symbol": "emptyCircle", "symbolSize": 10}
-        )
-    options["legend"]["data"] = ["as experienced", "clean"] if clean else ["as experienced"]
+    options["legend"]["data"] = ["median"]
     return options
 
 

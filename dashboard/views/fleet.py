@@ -14,11 +14,9 @@ from benchd.dashboard.conditions import CONDITIONS, SHAPES, BoardCondition, Cond
 from benchd.dashboard.layout import PATIENCE_S, PagePart, chip, follow, frame, notice, query
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import SIGNS, age, count, doing, figure, more, short, throttling
+from benchd.dashboard.text import SIGNS, age, count, doing, more, sensors, short, throttling
 
 CARDS = 24  # more devices are shown as rows
-FEW = 4  # number of cards that fills the width
-SPARK_S = 300.0
 EMPTY = "No device yet. Start benchd on one (bench-once --mqtt URL, or benchd run) with this broker."
 NONE = "No device matches. Clear the search or choose a different state."
 
@@ -44,7 +42,6 @@ def add(store: Store, answers: Answers) -> None:
             rest = ui.link("", f"/fleet{query({'q': q, 'state': state, 'page': page + 1})}").classes("link")
             entries: dict[str, _Entry] = {}
             order: list[str] = []
-            drawn_s = [0.0]
 
             async def refresh() -> None:
                 boards, wrong = await to_thread(_read, store, answers)
@@ -64,15 +61,11 @@ def add(store: Store, answers: Answers) -> None:
                     order[:] = [board.device.device_id for board in visible]
                     entries.clear()
                     grid.clear()
-                    is_table = len(visible) > CARDS
-                    grid.classes(replace="rows" if is_table else "grid few" if len(visible) <= FEW else "grid")
-                    drawn_s[0] = 0.0
+                    grid.classes(replace="rows" if len(visible) > CARDS else "grid")
                     with grid:
-                        entries.update((device_id, _Entry(device_id, is_card=not is_table)) for device_id in order)
+                        entries.update((device_id, _Entry(device_id)) for device_id in order)
                 for board in visible:
                     entries[board.device.device_id].show(board)
-                if visible and len(visible) <= CARDS:
-                    await _draw(store, entries, drawn_s)
 
             await follow(refresh)
 
@@ -90,38 +83,23 @@ def strip_of(fleet: Sequence[BoardCondition], path: str, chosen: Condition | Non
         chip(words, target, looks(condition), is_chosen=condition == chosen)
 
 
-async def _draw(store: Store, entries: "dict[str, _Entry]", drawn_s: list[float]) -> None:
-    """Draw new points in all cards' sparklines, and clear those of devices that have long been silent."""
-    now_s = time.time()
-    sparks = await to_thread(queries.sparks, store, list(entries), max(drawn_s[0], now_s - SPARK_S))
-    drawn_s[0] = now_s - now_s % queries.STEP_S  # the last step is not complete yet
-    for device_id, entry in entries.items():
-        entry.draw(sparks.get(device_id, []), now_s)
-
-
 def _read(store: Store, answers: Answers) -> tuple[list[BoardCondition], list[str]]:
     now_s = time.time()
     choices, _ = answers.update()
     return boards(store, choices, now_s, answers.changes), queries.problems(store, now_s)
 
 
-class _Sparks(ui.element, component="sparks.js"):
-    """Power and temperature as sparklines, which keep their points and receive only new ones."""
-
-
 class _Entry:
-    """A device as a card or a row; only changes are sent to the browser."""
+    """A device, as a card or a row; only changes are sent to the browser."""
 
-    def __init__(self, device_id: str, *, is_card: bool) -> None:
+    def __init__(self, device_id: str) -> None:
         self._entry = ui.link(target=f"/device/{quote(device_id)}").mark(f"card-{device_id}")
-        self._drawn: list[queries.Spark] = []
         with self._entry:
             self._name = ui.label().classes("name")
             self._condition = ui.label()
             self._place = ui.label().classes("soft")
             self._doing = ui.label()
-            self._sparks = _Sparks() if is_card else None
-            self._power = None if is_card else ui.label().classes("figure")
+            self._sensors = ui.label().classes("figure")
             self._state = ui.label()
             self._service = ui.label().classes("soft")
 
@@ -141,22 +119,6 @@ class _Entry:
         )
         self._state.classes(replace=f"state-{device.state}")
         self._doing.set_text(doing(device))
-        if self._power:
-            self._power.set_text("" if device.power_w is None else figure(device.power_w, "W"))
+        self._sensors.set_text(sensors(device))
         backlog = f"backlog {count(health.pending, 'result')}"
         self._service.set_text(f"{throttling(device)}, {backlog}")
-
-    def draw(self, sparks: list[queries.Spark], now_s: float) -> None:
-        """Send points that are new or have risen; clear the sparkline once its newest point is too old for it."""
-        if self._sparks is None:
-            return
-        if new := [spark for spark in sparks if spark not in self._drawn]:
-            self._sparks.run_method("add", [[spark.t_s, _round(spark.power_w), _round(spark.temp_c)] for spark in new])
-        self._drawn = sparks or self._drawn
-        if self._drawn and self._drawn[-1].t_s < now_s - SPARK_S:
-            self._sparks.run_method("clear")
-            self._drawn = []
-
-
-def _round(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.4g}")

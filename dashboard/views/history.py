@@ -1,4 +1,4 @@
-"""Shows a case on a device over time: its levels, where they shift, and the effect of disturbed blocks."""
+"""Shows a case on a device over time: its levels, and where they shift."""
 
 from asyncio import to_thread
 from collections.abc import Callable, Iterator
@@ -26,7 +26,6 @@ CAPTION = (
     "A labelled line marks the start of a new level, a grey line a change of the environment or of benchd."
 )
 BY_ARRIVAL = "by arrival: the device's clock was not set"
-CLEAN = " A hollow point is the same run without its disturbed blocks."
 
 
 def add(store: Store) -> None:
@@ -39,10 +38,9 @@ def add(store: Store) -> None:
             if not points:
                 notice("This case has not been measured on this device. Results lists the measured ones.")
                 return
-            clean = await to_thread(queries.clean_medians, store, [result.key for result in points])
             marks = [*steps(points), *await to_thread(changes, points, partial(queries.record, store))]
-            ui.label(CAPTION + (CLEAN if clean else "") + undated(points))
-            ui.echart(charts.history(points, clean, marks), renderer="svg").style("height: 24rem; width: 100%")
+            ui.label(CAPTION + undated(points))
+            ui.echart(charts.history(points, marks), renderer="svg").style("height: 24rem; width: 100%")
             heading("Steps and changes")
             with ui.column().style("gap: .1rem"):
                 for mark in sorted(marks, reverse=True):

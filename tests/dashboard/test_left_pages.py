@@ -22,7 +22,7 @@ from waiting import WAIT_S
 from benchd.daemon.records import Case
 from benchd.dashboard import layout, queries
 from benchd.dashboard.store import Store
-from benchd.dashboard.views import fleet, results
+from benchd.dashboard.views import results
 from benchd.dashboard.views.live import LiveCharts
 
 
@@ -130,18 +130,3 @@ def test_what_a_device_sent_last_leaves_its_charts_once(monkeypatch):
 
     assert asyncio.run(look()) == [True, True, False, False]
     assert sent == [{"power_w": [[1_000_000, 5.0]]}, {}]
-
-
-def test_what_a_device_sent_last_leaves_its_sparklines_once(monkeypatch):
-    sent = []
-    monkeypatch.setattr(fleet._Sparks, "run_method", lambda _, name, *given: sent.append((name, *given)))
-
-    async def look():
-        with blank():
-            entry = fleet._Entry("d1", is_card=True)
-            last = [queries.Spark(1000, 5.0, None)]
-            for sparks, at_s in ((last, 1001.0), ([], 1000.0 + fleet.SPARK_S), ([], 1301.0), ([], 1302.0)):
-                entry.draw(sparks, at_s)
-
-    asyncio.run(look())
-    assert sent == [("add", [[1000, 5.0, None]]), ("clear",)]

@@ -1,6 +1,5 @@
 import csv
 import io
-import math
 
 import messages_made
 import msgspec
@@ -9,7 +8,7 @@ from messages_made import message
 from records_made import ENVIRONMENT, made, timing
 from sqlalchemy import select
 
-from benchd.daemon.records import PROFILED, BlocksResult, Case, Interference, ProcessResult
+from benchd.daemon.records import PROFILED, Case
 from benchd.dashboard import queries
 from benchd.dashboard.limits import DAY_S, READ, SHOWN, day_s
 from benchd.dashboard.messages import TableRow, flat
@@ -184,17 +183,6 @@ def test_a_step_is_marked_at_its_first_run_with_its_size():
     assert list(history.steps(results[:6])) == []
     huge = [result._replace(median_ms=5e159) if result.median_ms > 11 else result for result in results]
     assert [step.name for step in history.steps(huge)] == ["+5e+160 %"]
-
-
-def test_a_record_with_disturbed_blocks_has_a_clean_median_too(store):
-    def process(reasons, clean_ms):
-        clean, whole = (BlocksResult(median_ms=ms, low_ms=None, high_ms=None, blocks=2) for ms in (clean_ms, 6.0))
-        disturbed = Interference(reasons=reasons, clean=clean, as_experienced=whole, all_flagged=False)
-        return ProcessResult(status="ok", timing=timing(6.0), interference=disturbed)
-
-    measure(store, 1, 6.0, processes=[process([[], ["low_clock"]], 4.0), process([[], []], 6.0)])
-    measure(store, 2, 6.0, processes=[process([[], []], 6.0)])
-    assert queries.clean_medians(store, ["d1:r1", "d1:r2"]) == {"d1:r1": pytest.approx(math.sqrt(24.0))}
 
 
 def test_an_idle_gpu_s_reason_is_no_throttling(store):

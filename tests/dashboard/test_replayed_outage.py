@@ -49,7 +49,7 @@ def test_the_axis_is_thirty_days_and_the_step_is_where_it_was_measured(store):
     assert [run.run_id for run in runs] == [f"r{day:02}" for day in range(30)]
     (step,) = history.steps(runs)
     assert step.at_s == datetime.fromisoformat(stamp(SLOWER_FROM).replace("Z", "+00:00")).timestamp()
-    options = charts.history(runs, {}, [step])
+    options = charts.history(runs, [step])
     times_ms = [point[0] for point in options["series"][0]["data"]]
     assert times_ms == [(FIRST + timedelta(days=day)).timestamp() * 1e3 for day in range(30)]
     assert options["series"][0]["markLine"]["data"][0]["xAxis"] == times_ms[SLOWER_FROM]

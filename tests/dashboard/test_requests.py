@@ -22,7 +22,7 @@ SUITES = [SuiteInfo(name="nightly", cases=["a", "b"])]
 
 
 def device_in(state):
-    return Device("d", state, 0.0, Info(suites=SUITES), Health(), None, None)
+    return Device("d", state, 0.0, Info(suites=SUITES), Health(), None, None, None)
 
 
 @pytest.mark.parametrize(("state", "words"), [("online", ""), ("silent", "the device is silent")])

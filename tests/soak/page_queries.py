@@ -51,7 +51,6 @@ def asked(store: Store, known: Result) -> dict[str, Callable[[], object]]:
         "device": lambda: queries.marks(store, known.device_id, time.time() - 300),
         "live": lambda: queries.series(store, known.device_id, time.time() - 300),
         "home": lambda: boards(store, Answers(store, Changes(store)).update()[0], time.time()),
-        "sparklines": lambda: queries.sparks(store, [known.device_id], time.time() - 300),
         "metrics": lambda: list(metrics.Fleet(store, time.time()).collect()),
         "missing": lambda: queries.gaps(store),
         "csv": lambda: list(csv_lines(store, Filter())),
