@@ -8,7 +8,8 @@ this reason └── SchemaError a record with a different schema, or data that
 
 import difflib
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from benchd.daemon.machine.installed import adding
 
@@ -60,3 +61,12 @@ def require_measure() -> None:
                 f"measuring needs {package}, which is not installed: {adding('cpu')}; use [gpu] instead for an "
                 "NVIDIA GPU, or [jetson] on a Jetson"
             )
+
+
+@contextmanager
+def needing(extra: str) -> Iterator[None]:
+    """Convert a package that the block lacks to NotAvailable, with the command that installs its extra."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise NotAvailable(f"{error.name} is not installed: {adding(extra)}") from None

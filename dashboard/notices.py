@@ -19,8 +19,7 @@ from msgspec import Struct
 from sqlalchemy import exists, select
 
 from benchd.daemon.delivery.messages import Event
-from benchd.daemon.errors import NotAvailable, UsageError
-from benchd.daemon.machine.installed import adding
+from benchd.daemon.errors import UsageError, needing
 from benchd.dashboard import queries
 from benchd.dashboard.limits import READ
 from benchd.dashboard.messages import TEXT_LIMIT
@@ -206,10 +205,8 @@ def _message(settings: Settings, notices: Sequence[Notice]) -> tuple[str, str]:
 
 def _sender(url: str) -> "Apprise":
     """Return the sender for this address, which is empty, and therefore false, if apprise does not support it."""
-    try:
+    with needing("notify"):
         from apprise import Apprise  # noqa: PLC0415 - most collectors tell nobody
-    except ModuleNotFoundError:
-        raise NotAvailable(f"--notify: apprise is not installed: {adding('notify')}") from None
     sender = Apprise()
     sender.add(url)
     return sender

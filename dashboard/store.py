@@ -30,10 +30,9 @@ from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from benchd.daemon.delivery.connection import IncomingMessage
-from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.errors import UsageError, needing
 from benchd.daemon.journal import explaining
 from benchd.daemon.machine import folders
-from benchd.daemon.machine.installed import adding
 from benchd.daemon.verdicts.when import AHEAD_S
 from benchd.dashboard import schema
 from benchd.dashboard.messages import TableRow
@@ -236,11 +235,9 @@ def _address(url: str) -> URL:
 
 
 def _engine(address: URL) -> Engine:
-    try:
-        if address.drivername != "sqlite":
+    if address.drivername != "sqlite":
+        with needing("postgres"):
             return create_engine(address, pool_pre_ping=True)  # a restarted server has closed the other connections
-    except ModuleNotFoundError:
-        raise NotAvailable(f"psycopg is not installed: {adding('postgres')}") from None
     engine = create_engine(address, connect_args={"timeout": BUSY_S})
 
     @event.listens_for(engine, "connect")

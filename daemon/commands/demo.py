@@ -1,11 +1,12 @@
 """`benchd demo`: a demonstration fleet on this machine."""
 
+import sys
 from typing import Annotated
 
 import typer
 
 from benchd.daemon.commands import application
-from benchd.dashboard.start import demonstrate
+from benchd.daemon.errors import needing
 
 app = application()
 
@@ -16,4 +17,7 @@ def demo(port: Annotated[int, typer.Option(help="Port to serve the pages on.", m
 
     The records that bench-once measures on this machine are shown too.
     """
-    raise typer.Exit(demonstrate(port))
+    with needing("dashboard"):
+        from benchd.dashboard.demo.start import run  # noqa: PLC0415
+
+        raise typer.Exit(run(port, sys.stderr))

@@ -3,6 +3,7 @@
 import select
 import sys
 import time
+import uuid
 from contextlib import suppress
 from typing import Annotated, TextIO
 
@@ -12,6 +13,7 @@ from rich.live import Live
 from benchd.daemon.commands import application
 from benchd.daemon.commands.arguments import CaFile, CertificateFile, KeyFile, choices, mqtt_config
 from benchd.daemon.delivery.broker import configured
+from benchd.daemon.errors import needing
 from benchd.daemon.machine import ticker
 from benchd.daemon.machine.signals import as_interrupt
 from benchd.daemon.records import SamplerReport, Summary, Window
@@ -19,7 +21,6 @@ from benchd.daemon.reporting.console import console_on
 from benchd.daemon.reporting.sensors_table import sensors
 from benchd.daemon.sampling import sources
 from benchd.daemon.sampling.child import SamplerProcess
-from benchd.dashboard.start import show
 
 PERIOD_S = 0.1
 SHOWN_S = 1.0
@@ -42,7 +43,10 @@ def watch(
     settings = mqtt_config(mqtt, ca_file, certificate_file, key_file)
     kind = choices("device", [device], ["cpu", "cuda"])[0]
     if mqtt:
-        show(configured(mqtt, settings), seconds)
+        with needing("dashboard"):
+            from benchd.dashboard.watch import watch as watch_fleet  # noqa: PLC0415
+        with suppress(KeyboardInterrupt):
+            watch_fleet(configured(mqtt, settings), f"benchd-watch-{uuid.uuid4().hex[:12]}", sys.stdout, seconds)
     else:
         with suppress(BrokenPipeError):  # unlike other commands, it ends when its reader does
             watch_sensors(sources.present(kind), seconds, sys.__stdout__ or sys.stdout)

@@ -24,7 +24,7 @@ WIDTHS = (60, 80, 120)
 
 
 def device(number, **fields):
-    given = {"state": "online", "age_s": 6542.0, "info": Info(), "power_w": 12.345, "throttled": False}
+    given = {"state": "online", "age_s": 6542.0, "info": Info(), "power_w": 12.345, "temp_c": None, "throttled": False}
     health = fields.pop("health", Health(activity="measuring", case_id="snn_stbif_resnet18,custom-fp16,b64,level=16"))
     return Device(device_id=f"orin-of-the-northern-site-{number:03}", health=health, **given | fields)
 
