@@ -5,10 +5,7 @@ import signal
 import sys
 import threading
 
-from nicegui import Client, app, ui
-from nicegui.page import page
-from starlette.requests import Request
-from starlette.responses import Response
+from nicegui import app, ui
 
 from benchd.daemon.delivery.broker import Broker
 from benchd.daemon.errors import UsageError
@@ -17,10 +14,8 @@ from benchd.dashboard import collector, metrics
 from benchd.dashboard.answers import Answers
 from benchd.dashboard.changes import Changes
 from benchd.dashboard.guard import Guard, is_loopback, require_free
-from benchd.dashboard.layout import laid_out, notice
 from benchd.dashboard.notices import Settings
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import short
 from benchd.dashboard.views import (
     changes,
     comparison,
@@ -58,7 +53,6 @@ def serve(
         collecting.start()
     try:
         _add_pages(store, broker)
-        _add_errors()
         metrics.add(store)
         app.add_middleware(Guard, token=token)
         app.on_startup(lambda: sys.stderr.write(f"benchd dashboard: http://{host}:{port}/\n"))
@@ -78,25 +72,6 @@ def serve(
         if collect:
             collecting.join(END_S)
         store.close()
-
-
-def _add_errors() -> None:
-    """Show errors in the pages' frame for unknown addresses, and for pages that failed before they began."""
-
-    @app.exception_handler(404)
-    async def unknown(request: Request, error: Exception) -> Response:
-        return _page(request, 404, "This page does not exist", "Use the links above.")
-
-    @app.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> Response:
-        words = f"{type(error).__name__}: {error}. Please report it with the dashboard's log."
-        return _page(request, 500, "This page failed", short(words))
-
-
-def _page(request: Request, status: int, title: str, words: str) -> Response:
-    with Client(page(""), request=request) as client, laid_out(title):
-        notice(words)
-    return client.build_response(request, status)
 
 
 def _add_pages(store: Store, broker: Broker) -> None:

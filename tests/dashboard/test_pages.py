@@ -373,7 +373,7 @@ def test_a_device_that_says_nothing_turns_silent(site, browser, store_of_site):
         page.get_by_role("link", name="fading").get_by_text("silent: last data").wait_for()
 
 
-def test_a_page_without_an_address_or_a_record_has_the_frame_and_says_what_to_do(site, browser):
+def test_a_page_without_a_record_has_the_frame_and_says_what_to_do(site, browser):
     assert get(site, "/nowhere")[0] == 404
     with opened(browser, site, "/result/none") as page:
         page.get_by_text("This record is unknown here").wait_for()
