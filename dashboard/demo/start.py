@@ -18,8 +18,7 @@ from benchd.daemon.delivery.broker import Broker
 from benchd.daemon.delivery.connection import IncomingMessage
 from benchd.daemon.machine import interpreter
 from benchd.daemon.verdicts.results import JOURNAL
-from benchd.dashboard.demo.devices import TICK_S, Messages, SimulatedBoard
-from benchd.dashboard.demo.fleet import DEVICES
+from benchd.dashboard.demo.boards import BOARDS, TICK_S, Messages, SimulatedBoard
 from benchd.dashboard.guard import require_free
 from benchd.dashboard.messages import TableRow, rows
 from benchd.dashboard.store import Store
@@ -91,7 +90,7 @@ class _Boards:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _play(self) -> None:
-        boards = list(map(SimulatedBoard, DEVICES))
+        boards = list(map(SimulatedBoard, BOARDS))
         self._add(chain.from_iterable(board.past() for board in boards))
         for tick in count():
             self._add(chain(*(board.tick(tick) for board in boards), self._here.messages()))

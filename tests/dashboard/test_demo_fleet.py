@@ -14,8 +14,7 @@ from waiting import wait_for
 from benchd.dashboard.answers import Answers
 from benchd.dashboard.changes import Changes
 from benchd.dashboard.demo import start
-from benchd.dashboard.demo.devices import UPDATE_TICK, SimulatedBoard, measured
-from benchd.dashboard.demo.fleet import CASES, DEVICES, SIMULATED, past
+from benchd.dashboard.demo.boards import BOARDS, CASES, SIMULATED, UPDATE_TICK, SimulatedBoard, measured, past
 from benchd.dashboard.store import Store
 
 TICKS = 61
@@ -30,7 +29,7 @@ def made(device):
 
 @pytest.fixture(scope="module")
 def stories():
-    return [(device, made(device)) for device in DEVICES]
+    return [(device, made(device)) for device in BOARDS]
 
 
 def test_every_record_says_that_it_is_simulated(stories):
@@ -51,21 +50,21 @@ def test_the_updated_board_gets_its_verdict_and_the_others_theirs(stories, tmp_p
             choices, left = answers.update()
     changes = {
         device.name: {choice.change.verdict.answer if choice.change else None for choice in choices[device.device_id]}
-        for device in DEVICES
+        for device in BOARDS
     }
     assert changes.pop("Orin AGX 2") == {"slower"}
     assert changes.pop("Orin AGX 1") == changes.pop("Orin Nano 1") == {"same"}
     assert set().union(*changes.values()) == {None}
     failed = {
         device.name: [name for board_choice in choices[device.device_id] for name in board_choice.failed]
-        for device in DEVICES
+        for device in BOARDS
     }
     assert {name: variants for name, variants in failed.items() if variants} == {"Orin Nano 2": ["tensorrt-fp16"]}
     assert 0 < UPDATE_TICK < TICKS
 
 
 def test_boards_say_what_the_documented_topics_allow():
-    messages = [message for device in DEVICES for message in published(SimulatedBoard(device))]
+    messages = [message for device in BOARDS for message in published(SimulatedBoard(device))]
     described = Document()
     kinds = {described.validate(message.topic, message.body) for message in messages}
     assert kinds == {"status", "info", "health", "telemetry", "result", "event"}
