@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchd.daemon.profiling.trace.trace import Ints, Kernel, MemoryOperation, Trace, ValueTable, column, places
+from benchd.daemon.profiling.trace.trace import Ints, Kernel, MemoryOperation, Trace, column, places
 
 
 class Nesting:
@@ -32,7 +33,7 @@ class Nesting:
         self.end = self.start + duration[order]
         identities = (column(trace.operators, "external_id"), column(trace.runtime_calls, "correlation"))
         self._identity = np.concatenate([np.zeros(len(trace.annotations), np.int64), *identities])[order]
-        names, self.names = _numbered([places(rows, "name") for rows in listed])
+        names, self.names = places([*chain.from_iterable(listed)], "name")
         self.name = names[order].astype(np.int32)
         self.parent, self.stop, self.outermost = self._nest()
 
@@ -111,10 +112,3 @@ class Nesting:
             open_names[name] += 1
             open_calls.append(call)
         return parent, stop, outermost
-
-
-def _numbered(columns: Sequence[tuple[Ints, list[str]]]) -> tuple[Ints, list[str]]:
-    """Merge several columns, each with its own list of names, into one column of indices and one list."""
-    known: ValueTable[str] = ValueTable()
-    renumbered = [np.array([known[name] for name in names] or [0], np.int64)[place] for place, names in columns]
-    return np.concatenate(renumbered), known.listed

@@ -1,42 +1,34 @@
 """Reads a torch.profiler Chrome trace as typed rows: kernels, copies, runtime calls, operators and annotations.
 
-The file, plain or gzipped, is decoded in pieces, so that only the rows are in memory, never the whole text. Categories
-and field names are those written by libkineto (output_json.cpp, CuptiActivity.h); a field that is absent is None.
+The file may be gzipped; reading it takes less memory than torch needs to write it. Categories and field names are those
+written by libkineto (output_json.cpp, CuptiActivity.h); a field that is absent is None.
 """
 
 import gzip
 import re
 import zlib
-from array import array
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-from msgspec import Raw, Struct, field
+from msgspec import Meta, Raw, Struct, field
 from numpy.typing import NDArray
 
 from benchd.daemon.errors import UsageError
 
 Ints = NDArray[np.int64]
-Row_co = TypeVar("Row_co", covariant=True)
-Value = TypeVar("Value", bound=Hashable)
 
 MISSING = -(2**63)  # represents None in a column
-
-PIECE_BYTES = 4 * 2**20
-MAX_EVENT_BYTES = 32 * 2**20  # an event can only be longer in a damaged file
-MOST_CUTS = 16  # how many positions in a piece are tried as the end of an event
 
 MODULE_RANGE = "nn.Module: "  # prefix of the name of a module's range
 DATA_LOADER_RANGE = "enumerate(DataLoader)#"
 DEVICE_COPY = "Memcpy DtoD"  # prefix of the name of a copy inside a GPU
 END_OF_STEP = "benchd: end of step"  # a range in which benchd, not the model, waits for the device
 
-_FIRST_EVENT = re.compile(rb'"traceEvents"\s*:\s*\[')
-_LAST_EVENT = re.compile(rb'(.*\})\s*,\s*(?=\{\s*"(?:ph|name|cat|ts|dur|pid|tid|id|args)")', re.DOTALL)
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _LIMITS = {"WARPS": "warps", "REGS": "registers", "SMEM": "shared memory", "BLOCKS": "blocks", "BARRIERS": "barriers"}
 
@@ -68,7 +60,7 @@ class _Span(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class LaunchConfiguration(Struct, frozen=True, gc=False, kw_only=True):
-    """A kernel with its launch configuration, shared by all kernels launched with it.
+    """A kernel with its launch configuration.
 
     `registers` are per thread, `shared_bytes` static and dynamic per block. `estimated_occupancy_percent` is the
     trace's whole number, computed from the launch and never measured; None if its calculator failed.
@@ -182,87 +174,29 @@ class Trace(Struct, frozen=True, kw_only=True):
         )
 
 
-class Rows(Sequence[Row_co]):
-    """Rows of one type as columns of integers, built on access: a million of them take 50 MB.
-
-    A value common to many rows is stored once in `shared`, and its column contains the index.
-    """
-
-    def __init__(
-        self, make: Callable[..., Row_co], columns: tuple[str, ...], shared: dict[str, "ValueTable[Any]"]
-    ) -> None:
-        self._make, self._columns, self.shared = make, columns, shared
-        self._values = array("q")
-        self.add = self._values.extend
-
-    def __len__(self) -> int:
-        return len(self._values) // len(self._columns)
-
-    @overload
-    def __getitem__(self, index: int) -> Row_co: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Row_co]: ...
-
-    def __getitem__(self, index: int | slice) -> Row_co | list[Row_co]:
-        chosen = range(len(self))[index]
-        return [self._row(place) for place in chosen] if isinstance(chosen, range) else self._row(chosen)
-
-    def column(self, name: str) -> Ints:
-        """Return one value of every row; MISSING stands for None, and an index in `shared` for a shared value."""
-        return np.asarray(self._values, np.int64)[self._columns.index(name) :: len(self._columns)]
-
-    def _row(self, index: int) -> Row_co:
-        width = len(self._columns)
-        given = zip(self._columns, self._values[index * width : (index + 1) * width], strict=True)
-        return self._make(**{name: self._value(name, value) for name, value in given})
-
-    def _value(self, name: str, value: int) -> Any:
-        if name in self.shared:
-            return self.shared[name].listed[value]
-        return None if value == MISSING else value
-
-
-class ValueTable(dict[Value, int]):
-    """Values that are kept once: `shared[value]` is the value's index in `listed`, to which it is added if new."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.listed: list[Value] = []
-
-    def __missing__(self, value: Value) -> int:
-        self[value] = place = len(self)
-        self.listed.append(value)
-        return place
-
-
 def column(rows: Sequence[Any], name: str) -> Ints:
     """Return one integer of every row as an array; MISSING stands for None."""
-    if isinstance(rows, Rows):
-        return rows.column(name)
     given = (getattr(row, name) for row in rows)
     return np.fromiter((MISSING if value is None else value for value in given), np.int64, len(rows))
 
 
 def places(rows: Sequence[Any], name: str) -> tuple[Ints, list[Any]]:
     """Return the index of every row's value in the list of distinct values, and that list."""
-    if isinstance(rows, Rows):
-        return rows.column(name), rows.shared[name].listed
-    shared: ValueTable[Any] = ValueTable()
-    return np.fromiter((shared[getattr(row, name)] for row in rows), np.int64, len(rows)), shared.listed
+    place_of: dict[Hashable, int] = {}
+    of_rows = (place_of.setdefault(getattr(row, name), len(place_of)) for row in rows)
+    return np.fromiter(of_rows, np.int64, len(rows)), list(place_of)
 
 
 def read(path: Path) -> Trace:
     """Return the trace in a file; raise UsageError if it is absent, damaged, truncated or not from torch.profiler."""
-    events = _Events()
     try:
         with _opened(path) as file:
-            events.trace.devices.extend(_read_events(file.read, events.take))
+            content = _FILE.decode(file.read())
+        return _trace(content)
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"trace {path} cannot be read: {error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, OverflowError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"trace {path} is damaged, truncated or not from torch.profiler: {error}") from error
-    return events.trace
 
 
 def _opened(path: Path) -> gzip.GzipFile | BufferedReader:
@@ -271,14 +205,17 @@ def _opened(path: Path) -> gzip.GzipFile | BufferedReader:
     return gzip.open(path) if is_gzip else path.open("rb")
 
 
+_Microseconds = Annotated[float, Meta(ge=-9e15, le=9e15)]  # in nanoseconds, a 64-bit integer
+
+
 class _Event(Struct, gc=False):
     """One entry of traceEvents. Its arguments are decoded once the category is known, because their types vary."""
 
     ph: str
     name: str = ""
     cat: str = ""
-    ts: float = 0.0  # microseconds, as is `dur`
-    dur: float = 0.0
+    ts: _Microseconds = 0.0
+    dur: _Microseconds = 0.0
     pid: int | str = 0
     tid: int | str = 0
     args: Raw = Raw(b"{}")
@@ -297,57 +234,11 @@ class _Event(Struct, gc=False):
 
 
 class _File(Struct, rename="camel"):
-    trace_events: list[_Event] = []
+    trace_events: list[_Event]
     device_properties: list[TracedGpu] = []
 
 
-_EVENTS = msgspec.json.Decoder(list[_Event])
 _FILE = msgspec.json.Decoder(_File)
-
-
-def _read_events(read_some: Callable[[int], bytes], take: Callable[[_Event], None]) -> list[TracedGpu]:
-    """Pass each event to `take` and return the devices in the header."""
-    head, buffer = _split_head(read_some)
-    while piece := read_some(PIECE_BYTES):
-        events, buffer = _split_complete(buffer + piece)
-        for event in events:
-            take(event)
-    tail = _FILE.decode(b'{"traceEvents":[' + buffer)
-    for event in tail.trace_events:
-        take(event)
-    return head.device_properties + tail.device_properties
-
-
-def _split_head(read_some: Callable[[int], bytes]) -> tuple[_File, bytes]:
-    """Return the part before the first event, decoded, and the bytes read after it."""
-    buffer = b""
-    while len(buffer) < MAX_EVENT_BYTES and (piece := read_some(PIECE_BYTES)):
-        buffer += piece
-        if match := _FIRST_EVENT.search(buffer):
-            return _FILE.decode(buffer[: match.start()].rstrip().rstrip(b",") + b"}"), buffer[match.end() :]
-    raise msgspec.DecodeError("it contains no traceEvents" if buffer.strip() else "it is empty")
-
-
-def _split_complete(buffer: bytes) -> tuple[list[_Event], bytes]:
-    """Return the events that are complete in the buffer, and the rest.
-
-    An apparent end of an event may be inside an event, in which case an earlier position may be the end.
-    """
-    end = len(buffer)
-    cut: msgspec.DecodeError | None = None
-    for _ in range(MOST_CUTS):
-        match = _LAST_EVENT.match(buffer, 0, end)
-        if not match:
-            break
-        try:
-            return _EVENTS.decode(b"[" + match[1] + b"]"), buffer[match.end() :]
-        except msgspec.ValidationError:
-            raise
-        except msgspec.DecodeError as error:
-            end, cut = match.end(1), error
-    if cut and len(buffer) > MAX_EVENT_BYTES:
-        raise cut
-    return [], buffer
 
 
 class _CalculatedOccupancy(Struct, gc=False, rename="camel"):
@@ -388,89 +279,92 @@ _KERNEL_ARGUMENTS = msgspec.json.Decoder(_KernelArguments)
 _MEMORY_EVENT_ARGUMENTS = msgspec.json.Decoder(_MemoryEventArguments)
 
 
-_SPAN = ("start_ns", "duration_ns")
-_CALL = (*_SPAN, "name", "thread")
-_MEMORY = (*_SPAN, "name", "correlation", "external_id")
+def _kernel(event: _Event) -> Kernel:
+    facts = _KERNEL_ARGUMENTS.decode(event.args)
+    return Kernel(
+        start_ns=event.start_ns,
+        duration_ns=event.duration_ns,
+        launch=_launch(event.name, facts),
+        device=facts.device,
+        correlation=facts.correlation,
+        external_id=facts.external_id,
+    )
 
 
-class _Events:
-    """Sorts events into the rows of a Trace; equal names and launches are kept once."""
-
-    def __init__(self) -> None:
-        self._names: ValueTable[str] = ValueTable()
-        self._launches: ValueTable[LaunchConfiguration] = ValueTable()
-        named = {"name": self._names}
-        self._kernels = Rows(
-            Kernel,
-            (*_SPAN, "launch", "device", "correlation", "external_id"),
-            {"launch": self._launches},
-        )
-        self._memcpys, self._memsets = Rows(MemoryOperation, _MEMORY, named), Rows(MemoryOperation, _MEMORY, named)
-        self._runtime_calls = Rows(RuntimeCall, (*_CALL, "correlation"), named)
-        self._operators = Rows(TracedOperator, (*_CALL, "external_id"), named)
-        self._annotations = Rows(Annotation, (*_CALL, "on_gpu"), named)
-        self._memory_events = Rows(MemoryEvent, ("t_ns", "address", "bytes", "thread", "on_gpu"), {})
-        self.trace = Trace(
-            kernels=self._kernels,
-            memcpys=self._memcpys,
-            memsets=self._memsets,
-            runtime_calls=self._runtime_calls,
-            operators=self._operators,
-            annotations=self._annotations,
-            memory_events=self._memory_events,
-        )
-        self._by_category: dict[str, Callable[[_Event], None]] = {
-            "kernel": self._kernel,
-            "gpu_memcpy": lambda event: self._memory_operation(event, self._memcpys),
-            "gpu_memset": lambda event: self._memory_operation(event, self._memsets),
-            "cuda_runtime": self._runtime_call,
-            "cuda_driver": self._runtime_call,
-            "cpu_op": self._operator,
-            "user_annotation": self._annotation,
-            "gpu_user_annotation": self._annotation,
-        }
-
-    def take(self, event: _Event) -> None:
-        if event.ph != "X":  # "X" is a complete event; the others are labels, arrows and marks
-            if event.name == "[memory]":
-                self._memory_event(event)
-            return
-        if add := self._by_category.get(event.cat):
-            add(event)
-
-    def _kernel(self, event: _Event) -> None:
-        facts = _KERNEL_ARGUMENTS.decode(event.args)
-        launch = self._launches[_launch(event.name, facts)]
-        ids = (facts.device, facts.correlation, _or_missing(facts.external_id))
-        self._kernels.add((event.start_ns, event.duration_ns, launch, *ids))
-
-    def _memory_operation(self, event: _Event, rows: Rows[MemoryOperation]) -> None:
-        facts = _CALL_ARGUMENTS.decode(event.args)
-        ids = (facts.correlation, _or_missing(facts.external_id))
-        rows.add((event.start_ns, event.duration_ns, self._names[event.name], *ids))
-
-    def _runtime_call(self, event: _Event) -> None:
-        correlation = _CALL_ARGUMENTS.decode(event.args).correlation
-        values = (event.start_ns, event.duration_ns, self._names[event.name], event.thread, correlation)
-        self._runtime_calls.add(values)
-
-    def _operator(self, event: _Event) -> None:
-        external_id = _or_missing(_ARGUMENTS.decode(event.args).external_id)
-        values = (event.start_ns, event.duration_ns, self._names[event.name], event.thread, external_id)
-        self._operators.add(values)
-
-    def _annotation(self, event: _Event) -> None:
-        on_gpu = event.cat == "gpu_user_annotation"
-        values = (event.start_ns, event.duration_ns, self._names[event.name], event.thread, on_gpu)
-        self._annotations.add(values)
-
-    def _memory_event(self, event: _Event) -> None:
-        facts = _MEMORY_EVENT_ARGUMENTS.decode(event.args)
-        self._memory_events.add((event.start_ns, facts.address, facts.bytes, event.thread, facts.device_type != 0))
+def _memory_operation(event: _Event) -> MemoryOperation:
+    facts = _CALL_ARGUMENTS.decode(event.args)
+    return MemoryOperation(
+        start_ns=event.start_ns,
+        duration_ns=event.duration_ns,
+        name=event.name,
+        correlation=facts.correlation,
+        external_id=facts.external_id,
+    )
 
 
-def _or_missing(value: int | None) -> int:
-    return MISSING if value is None else value
+def _runtime_call(event: _Event) -> RuntimeCall:
+    return RuntimeCall(
+        start_ns=event.start_ns,
+        duration_ns=event.duration_ns,
+        name=event.name,
+        thread=event.thread,
+        correlation=_CALL_ARGUMENTS.decode(event.args).correlation,
+    )
+
+
+def _operator(event: _Event) -> TracedOperator:
+    return TracedOperator(
+        start_ns=event.start_ns,
+        duration_ns=event.duration_ns,
+        name=event.name,
+        thread=event.thread,
+        external_id=_ARGUMENTS.decode(event.args).external_id,
+    )
+
+
+def _annotation(event: _Event) -> Annotation:
+    return Annotation(
+        start_ns=event.start_ns,
+        duration_ns=event.duration_ns,
+        name=event.name,
+        thread=event.thread,
+        on_gpu=event.cat == "gpu_user_annotation",
+    )
+
+
+def _memory_event(event: _Event) -> MemoryEvent:
+    facts = _MEMORY_EVENT_ARGUMENTS.decode(event.args)
+    return MemoryEvent(
+        t_ns=event.start_ns,
+        address=facts.address,
+        bytes=facts.bytes,
+        thread=event.thread,
+        on_gpu=facts.device_type != 0,
+    )
+
+
+_ROWS: dict[str, tuple[str, Callable[[_Event], Any]]] = {
+    "kernel": ("kernels", _kernel),
+    "gpu_memcpy": ("memcpys", _memory_operation),
+    "gpu_memset": ("memsets", _memory_operation),
+    "cuda_runtime": ("runtime_calls", _runtime_call),
+    "cuda_driver": ("runtime_calls", _runtime_call),
+    "cpu_op": ("operators", _operator),
+    "user_annotation": ("annotations", _annotation),
+    "gpu_user_annotation": ("annotations", _annotation),
+}
+"""The field of a Trace, and the function that makes its rows, by category."""
+
+
+def _trace(content: _File) -> Trace:
+    rows: dict[str, list[Any]] = defaultdict(list)
+    for event in content.trace_events:
+        if event.ph == "X" and event.cat in _ROWS:  # a complete event; the others are labels, arrows and marks
+            kind, make = _ROWS[event.cat]
+            rows[kind].append(make(event))
+        elif event.name == "[memory]":
+            rows["memory_events"].append(_memory_event(event))
+    return Trace(devices=content.device_properties, **rows)
 
 
 def _launch(name: str, facts: _KernelArguments) -> LaunchConfiguration:

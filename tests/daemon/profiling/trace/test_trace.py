@@ -3,7 +3,6 @@ import json
 import pytest
 
 from benchd.daemon.errors import UsageError
-from benchd.daemon.profiling.trace import trace
 from benchd.daemon.profiling.trace.trace import LaunchConfiguration, read
 
 H200 = {
@@ -115,34 +114,18 @@ def test_occupancy_as_old_and_new_traces_tell_it(changed, percent, blocks, limit
     assert (launch.estimated_occupancy_percent, launch.active_blocks_per_sm, launch.limits) == (percent, blocks, limits)
 
 
-@pytest.mark.parametrize("dumps", [{}, {"indent": 2}, {"sort_keys": True}, {"separators": (",", ":")}], ids=str)
-def test_a_trace_of_several_pieces_keeps_every_event(dumps, tmp_path, monkeypatch):
-    # names that look like the end of an event, and objects inside events: where a piece is cut must not matter
-    awkward = {"name": 'a"}, {"ph": "X"}, {', "inner": [{"a": 1}, {"name": 2}, {"c": [{}, {}]}] * 5}
-    monkeypatch.setattr(trace, "PIECE_BYTES", 2**16)
-    monkeypatch.setattr(trace, "MAX_EVENT_BYTES", 2**17)
-    count = 1500
-    events = [complete("kernel", f'k{i % 3} "}},{{', ts=float(i), **KERNEL | awkward) for i in range(count)]
-    path = write_trace(tmp_path / "t.json", events, **dumps)
-    assert path.stat().st_size > 2 * trace.MAX_EVENT_BYTES
-    recorded_trace = read(path)
-    assert [kernel.start_ns for kernel in recorded_trace.kernels] == [1000 * i for i in range(count)]
-    assert len(recorded_trace.devices) == 1
-    assert len({id(kernel.launch) for kernel in recorded_trace.kernels}) == 3
-
-
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "empty"),
-        (b"not a trace", "no traceEvents"),
-        (b'{"traceEvents": {}}', "no traceEvents"),
+        (b"", "truncated"),
+        (b"not a trace", "malformed"),
+        (b'{"traceEvents": {}}', "array"),
         (b'{"traceEvents": [{"name": "no phase"}]}', "ph"),
         (b'{"traceEvents": [{"ph": "X", "ts": "soon"}]}', "float"),
         (b'{"traceEvents": [{"ph": "X", "cat": "kernel", "args": {"grid": 1}}]}', "array"),
         (b'{"deviceProperties": 1, "traceEvents": []}', "array"),
         (b'{"traceEvents": [{"ph": "X", "name": "\xff"}]}', "utf-8"),
-        (b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "ts": 1e30}]}', "too big"),
+        (b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "ts": 1e30}]}', "float"),
         (b"\x1f\x8b damaged", "cannot be read"),
     ],
 )
