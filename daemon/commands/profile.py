@@ -26,7 +26,7 @@ from benchd.daemon.measuring.plan import Machine, PlannedCase
 from benchd.daemon.measuring.recording import RunHeader, RunId
 from benchd.daemon.measuring.session import Session, writable
 from benchd.daemon.profiling import comparison
-from benchd.daemon.profiling.collecting import BREAK_EVEN, Found, gather
+from benchd.daemon.profiling.collecting import BREAK_EVEN, gather
 from benchd.daemon.profiling.nsight.nsight import SNN_KERNELS
 from benchd.daemon.profiling.output import report
 from benchd.daemon.profiling.output.published import record
@@ -165,10 +165,11 @@ def profile(
         try:
             with session.measuring(ending=()):  # an interrupt ends everything that runs, including Nsight's tools
                 run_id = RunId.new()
-                gathered = gather(session, job, depth.deadline_s, SNN_KERNELS if snn_kernels else kernel_regex)
-            measured_profile = _profile(job, gathered, run, run_id)
+                begun = _begun(job, run, run_id)
+                gather(begun, session, job, depth.deadline_s, SNN_KERNELS if snn_kernels else kernel_regex)
+            measured_profile = msgspec.structs.replace(begun, findings=find(begun))
             _write(measured_profile, sort, session, sys.stderr)
-            if gathered.interrupted:
+            if measured_profile.interrupted:
                 raise KeyboardInterrupt
             if verify:
                 measured_profile = tried(measured_profile, depth.pairs, session, sys.stderr)
@@ -177,14 +178,14 @@ def profile(
             note = f"partial results are in {job.output}" if measured_profile else "no method had ended"
             sys.stderr.write(f"interrupted; {note}\n")
             raise typer.Exit(130) from None
-        session.publish(record(measured_profile, run, run_id, gathered.occupancy))
+        session.publish(record(measured_profile, run, run_id))
         session.end()
     if json and (doubt := warning(measured_profile)):
         sys.stderr.write(f"warning: {doubt}\n")
     _show(measured_profile, sort, job, json, sys.stdout)
-    sys.stderr.writelines(f"error: {failed}: {gathered.missing[failed]}\n" for failed in gathered.failed)
+    sys.stderr.writelines(f"error: {name}: {measured_profile.missing[name]}\n" for name in measured_profile.failed)
     unstored = session.unstored(sys.stderr)
-    raise typer.Exit(exit_code(measured_profile, gathered, by_name=bool(methods) and "all" not in methods) or unstored)
+    raise typer.Exit(exit_code(measured_profile, by_name=bool(methods) and "all" not in methods) or unstored)
 
 
 def _methods(names: Sequence[str], case: Case) -> list[Method]:
@@ -248,34 +249,20 @@ def _not_left_empty(folder: Path, is_ours: bool) -> Iterator[None]:
                     folder.parent.rmdir()
 
 
-def _profile(job: ProfileJob, gathered: Found, shared: RunHeader, run_id: RunId) -> Profile:
-    collected, described = gathered.collected, shared.environment
-    profile = Profile(
+def _begun(job: ProfileJob, run: RunHeader, run_id: RunId) -> Profile:
+    """Return a profile without results."""
+    return Profile(
         run_id=run_id.run_id,
-        device_id=shared.device_id,
+        device_id=run.device_id,
         case_id=job.case.case_id,
         case=job.case,
         workload=job.workload,
         t_wall=run_id.t_wall,
-        tool_version=shared.tool_version,
+        tool_version=run.tool_version,
         command=shlex.join(["benchd", *map(without_credentials, sys.argv[1:])]),
         device=job.device,
-        device_name=collected.device_name,
-        environment=msgspec.structs.replace(described, versions=described.versions | collected.versions),
-        model=collected.model,
-        kernels_ran=collected.kernels_ran,
-        torch=gathered.torch,
-        memory=collected.memory,
-        benchmark=collected.benchmark,
-        layers=collected.layers,
-        break_even=gathered.break_even,
-        nsys=gathered.nsys,
-        ncu=gathered.ncu,
-        nesting=gathered.nesting,
-        missing=gathered.missing,
-        foreign_cpus=gathered.foreign_cpus,
+        environment=run.environment,
     )
-    return msgspec.structs.replace(profile, findings=find(profile))
 
 
 def _write(profile: Profile, sort: str, session: Session, err: TextIO) -> None:
@@ -296,8 +283,8 @@ def _show(profile: Profile, sort: str, job: ProfileJob, as_json: bool, out: Text
     out.writelines(f"{path}\n" for path in sorted(Path(job.output).glob("*")) if path.is_file())
 
 
-def exit_code(profile: Profile, gathered: Found, by_name: bool) -> int:
+def exit_code(profile: Profile, by_name: bool) -> int:
     """Return the first of 7, 6 and 1 that applies, else 0; `by_name` says that methods were requested individually."""
-    unavailable = [method for method in METHODS if method in gathered.missing and method not in gathered.failed]
-    holds = {7: by_name and bool(unavailable), 6: not profile.measured, 1: bool(gathered.failed)}
+    unavailable = [method for method in METHODS if method in profile.missing and method not in profile.failed]
+    holds = {7: by_name and bool(unavailable), 6: not profile.measured, 1: bool(profile.failed)}
     return next((code for code, true in holds.items() if true), 0)

@@ -3,7 +3,6 @@
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -18,18 +17,15 @@ from benchd.daemon.profiling import break_even
 from benchd.daemon.profiling.nsight import nsight
 from benchd.daemon.profiling.occupancy import of_trace
 from benchd.daemon.profiling.profile import (
-    BreakEven,
     CollectedProfile,
-    Frame,
     LayersProfile,
     Method,
     NsightCompute,
     NsightSystems,
+    Profile,
     ProfileJob,
-    TorchProfile,
 )
 from benchd.daemon.profiling.trace import tables, trace
-from benchd.daemon.profiling.trace.icicle import icicle
 from benchd.daemon.records import Energy, Occupancy, Window
 from benchd.daemon.sampling import energy
 from benchd.daemon.sampling.child import SamplerProcess
@@ -40,69 +36,64 @@ BREAK_EVEN: Method = "break-even"
 NSIGHT: tuple[Method, ...] = ("nsys", "ncu")
 
 
-@dataclass
-class Found:
-    """The results of a job's methods; `missing` gives the reason for each absent one, `failed` lists failed methods.
-
-    `interrupted` is set if an Nsight tool was interrupted after the child had ended.
-    """
-
-    collected: CollectedProfile
-    missing: dict[str, str]
-    failed: list[Method]
-    torch: TorchProfile | None = None
-    nesting: list[Frame] = field(default_factory=list)
-    occupancy: Occupancy | None = None
-    break_even: BreakEven | None = None
-    nsys: NsightSystems | None = None
-    ncu: NsightCompute | None = None
-    foreign_cpus: float | None = None
-    interrupted: bool = False
-
-
-def gather(session: Session, job: ProfileJob, deadline_s: float, kernel_regex: str | None) -> Found:
+def gather(profile: Profile, session: Session, job: ProfileJob, deadline_s: float, kernel_regex: str | None) -> None:
     """Run every method of the job, with a deadline for the child and each tool; a failure affects only its own result.
 
     After the child has ended, an interrupt also affects only the running method.
     """
     foreign = ForeignUse()
-    collected = _in_child(session, job, deadline_s)
+    trace_name = _add_child(profile, session, job, deadline_s)
     if BREAK_EVEN in job.methods:
-        _add_break_even(collected, session, job, deadline_s)
-    collected.foreign_cpus = foreign.cpus()
+        _add_break_even(profile, session, job, deadline_s)
+    profile.foreign_cpus = foreign.cpus()
     show(sys.stderr, "read the trace and write the report")
-    if collected.collected.trace:
-        read_trace(collected, job, collected.collected.trace)
+    if trace_name:
+        read_trace(profile, job, trace_name)
     try:
-        _add_nsight(collected, job, deadline_s, kernel_regex)
+        _add_nsight(profile, job, deadline_s, kernel_regex)
     except KeyboardInterrupt:
-        collected.interrupted = True
-        ended = {"nsys": collected.nsys, "ncu": collected.ncu} | collected.missing
-        collected.missing |= {tool: "interrupted" for tool in NSIGHT if tool in job.methods and not ended[tool]}
-    return collected
+        profile.interrupted = True
+        ended = {"nsys": profile.nsys, "ncu": profile.ncu} | profile.missing
+        profile.missing |= {tool: "interrupted" for tool in NSIGHT if tool in job.methods and not ended[tool]}
 
 
-def _add_nsight(collected: Found, job: ProfileJob, deadline_s: float, kernel_regex: str | None) -> None:
+def _add_nsight(profile: Profile, job: ProfileJob, deadline_s: float, kernel_regex: str | None) -> None:
     if "nsys" in job.methods:
         show(sys.stderr, "nsys")
         systems = nsight.systems(job, deadline_s)
-        collected.nsys = systems if isinstance(systems, NsightSystems) else None
-        collected.missing |= {"nsys": systems} if isinstance(systems, str) else {}
+        profile.nsys = systems if isinstance(systems, NsightSystems) else None
+        profile.missing |= {"nsys": systems} if isinstance(systems, str) else {}
     if "ncu" in job.methods:
         show(sys.stderr, "ncu")
         compute = nsight.compute(job, deadline_s, kernel_regex)
-        collected.ncu = compute if isinstance(compute, NsightCompute) else None
-        collected.missing |= {"ncu": compute} if isinstance(compute, str) else {}
+        profile.ncu = compute if isinstance(compute, NsightCompute) else None
+        profile.missing |= {"ncu": compute} if isinstance(compute, str) else {}
 
 
-def _in_child(session: Session, job: ProfileJob, deadline_s: float) -> Found:
+def _add_child(profile: Profile, session: Session, job: ProfileJob, deadline_s: float) -> str | None:
+    """Add the results of the methods that need the child; return the name of its trace, or None."""
     methods = [method for method in job.methods if method not in (*NSIGHT, BREAK_EVEN)]
+    if not methods:
+        return None
     job = msgspec.structs.replace(job, methods=methods)
-    collect = _with_energy if "layers" in methods else _collect
-    collected = collect(session, job, deadline_s) if methods else CollectedProfile()
+    collected = (_with_energy if "layers" in methods else _collect)(session, job, deadline_s)
     if collected.error is None:
-        return Found(collected, dict(collected.missing), list(collected.failed))
-    return Found(collected, dict.fromkeys(methods, collected.error), [] if collected.unsupported else methods)
+        profile.missing |= collected.missing
+        profile.failed += collected.failed
+    else:
+        profile.missing |= dict.fromkeys(methods, collected.error)
+        profile.failed += [] if collected.unsupported else methods
+    profile.memory, profile.benchmark, profile.layers = collected.memory, collected.benchmark, collected.layers
+    _describe(profile, collected)
+    return collected.trace
+
+
+def _describe(profile: Profile, collected: CollectedProfile) -> None:
+    """Add the child's description of the model and the device."""
+    profile.model, profile.kernels_ran = collected.model, collected.kernels_ran
+    profile.device_name = collected.device_name
+    versions = profile.environment.versions | collected.versions
+    profile.environment = msgspec.structs.replace(profile.environment, versions=versions)
 
 
 def _with_energy(session: Session, job: ProfileJob, deadline_s: float) -> CollectedProfile:
@@ -130,21 +121,22 @@ def _joules(sampler: SamplerProcess, window: Window | None, inferences: int, per
     return None if isinstance(measured, str) else measured.gross_per_inference_j
 
 
-def _add_break_even(gathered: Found, session: Session, job: ProfileJob, deadline_s: float) -> None:
+def _add_break_even(profile: Profile, session: Session, job: ProfileJob, deadline_s: float) -> None:
     """Add the combined result of sweeps in fresh processes, or why one of them failed."""
     sweeps = []
     for number in range(1, job.sweeps + 1):
         sys.stderr.write(f"break-even: process {number} of {job.sweeps}\n")
         collected = _with_energy(session, msgspec.structs.replace(job, methods=[BREAK_EVEN]), deadline_s)
         if collected.sweep is None:
-            gathered.missing[BREAK_EVEN] = collected.error or collected.missing[BREAK_EVEN]
-            gathered.failed += [BREAK_EVEN] * (
+            profile.missing[BREAK_EVEN] = collected.error or collected.missing[BREAK_EVEN]
+            profile.failed += [BREAK_EVEN] * (
                 BREAK_EVEN in collected.failed or bool(collected.error and not collected.unsupported)
             )
             return
         sweeps.append(collected.sweep)
-        gathered.collected = collected if gathered.collected.model is None else gathered.collected
-    gathered.break_even = break_even.conclude(sweeps)
+        if profile.model is None:
+            _describe(profile, collected)
+    profile.break_even = break_even.conclude(sweeps)
 
 
 def _measured(layers: LayersProfile, sampler: SamplerProcess, read_period_s: float) -> LayersProfile:
@@ -185,16 +177,15 @@ def _ending(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
 
 
-def read_trace(collected: Found, job: ProfileJob, name: str) -> None:
+def read_trace(profile: Profile, job: ProfileJob, name: str) -> None:
     """Add the tables for the trace with this name in the output folder, or the reason why it is unusable."""
     is_cuda = job.device != "cpu"
     try:
         read = trace.read(Path(job.output, name))
-        collected.torch = tables.torch_profile(read, name, is_cuda)
+        profile.torch = tables.torch_profile(read, name, is_cuda)
     except BenchdError as error:
-        collected.missing["torch"] = str(error)
-        collected.failed.append("torch")
+        profile.missing["torch"] = str(error)
+        profile.failed.append("torch")
         return
-    collected.nesting = icicle(read)
     filled = of_trace(read, None, "traces do not contain counters") if is_cuda else None
-    collected.occupancy = filled if isinstance(filled, Occupancy) else None
+    profile.occupancy = filled if isinstance(filled, Occupancy) else None

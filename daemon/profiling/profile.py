@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from benchd.daemon.machine.quiet import FOREIGN_CPUS, cpu_count
 from benchd.daemon.measuring.protocol import Job
-from benchd.daemon.records import Case, Environment, ModelFacts, OptionValue, Window
+from benchd.daemon.records import Case, Environment, ModelFacts, Occupancy, OptionValue, Window
 from benchd.daemon.verdicts.timings import two_levels
 
 SCHEMA = "benchd.profile/1"
@@ -352,14 +352,6 @@ class NsightCompute(Struct, frozen=True, kw_only=True):
     kernels: list[KernelRow]
 
 
-class Frame(Struct, frozen=True):
-    """A bar of an icicle: complete calls made from the frame with index `parent`; the first frame has no parent."""
-
-    name: str
-    parent: int | None
-    ns: int
-
-
 class Finding(Struct, frozen=True, kw_only=True):
     """One conclusion: the problem, its evidence, the maximum gain from a remedy, and the variant that tests the remedy.
 
@@ -380,11 +372,12 @@ class Finding(Struct, frozen=True, kw_only=True):
     mark: str = ""
 
 
-class Profile(Struct, frozen=True, kw_only=True):
+class Profile(Struct, kw_only=True):
     """All methods of one case on one device; `missing` gives the reason for each absent method or figure.
 
-    `nesting` shows the median step as nested calls, in device time if kernels ran, else in host time. `foreign_cpus` is
-    the mean number of CPUs that other processes used during the profile.
+    `failed` lists those methods in `missing` that failed; the others do not apply. `foreign_cpus` is the mean number of
+    CPUs that other processes used during the profile. `interrupted` is set if an Nsight tool was interrupted after the
+    child had ended.
     """
 
     run_id: str
@@ -396,9 +389,9 @@ class Profile(Struct, frozen=True, kw_only=True):
     tool_version: str
     command: str
     device: str
-    device_name: str | None
     environment: Environment
     schema: str = SCHEMA
+    device_name: str | None = None
     model: ModelFacts | None = None
     kernels_ran: str | None = None
     torch: TorchProfile | None = None
@@ -408,10 +401,12 @@ class Profile(Struct, frozen=True, kw_only=True):
     break_even: BreakEven | None = None
     nsys: NsightSystems | None = None
     ncu: NsightCompute | None = None
-    nesting: list[Frame] = []
+    occupancy: Occupancy | None = None
     findings: list[Finding] = []
     missing: dict[str, str] = {}
+    failed: list[Method] = []
     foreign_cpus: float | None = None
+    interrupted: bool = False
 
     @property
     def is_disturbed(self) -> bool:

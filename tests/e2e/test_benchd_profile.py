@@ -38,7 +38,6 @@ def test_every_method_needs_no_gpu(profile, tmp_path, mosquitto):
             written_profile.memory,
             written_profile.benchmark,
             written_profile.layers,
-            written_profile.nesting,
         )
     )
     assert "nsight-systems" in written_profile.missing["nsys"]

@@ -10,7 +10,6 @@ from benchd.daemon.profiling.profile import (
     BenchmarkProfile,
     Distribution,
     Finding,
-    Frame,
     GpuUse,
     KernelRow,
     LayerRow,
@@ -194,7 +193,6 @@ def shown(**fields: Any) -> Profile:
         "ncu": NsightCompute(
             report="ncu.ncu-rep", kernels=[msgspec.structs.replace(KERNELS[1], measured_occupancy=0.31)]
         ),
-        "nesting": [Frame("step 3", None, 1000), Frame(EVIL, 0, 900), Frame("aten::add", 1, 400)],
         "findings": FINDINGS,
         "missing": {"energy": "no_sensor"},
     }
@@ -216,4 +214,4 @@ def shown_on_cpu(**fields: Any) -> Profile:
     )
     absent = dict.fromkeys(("memory", "benchmark", "layers", "nsys", "ncu"))
     given = {"device": "cpu", "device_name": None, "environment": ENVIRONMENT, "torch": traced, "findings": []}
-    return shown(**absent | given | {"nesting": [], "missing": {}} | fields)
+    return shown(**absent | given | {"missing": {}} | fields)

@@ -2,18 +2,18 @@
 
 from benchd.daemon.measuring.recording import RunHeader, RunId
 from benchd.daemon.profiling.profile import BenchmarkProfile, Distribution, Profile
-from benchd.daemon.records import PROFILED, Occupancy, Record, Timing
+from benchd.daemon.records import PROFILED, Record, Timing
 
 ELSEWHERE = ("energy", "memory", "check", "floor", "x_of_floor", "probes")
 
 
-def record(profile: Profile, run: RunHeader, run_id: RunId, occupancy: Occupancy | None) -> Record:
-    """Return the Record, with the benchmark method's times and the occupancy if they are known."""
+def record(profile: Profile, run: RunHeader, run_id: RunId) -> Record:
+    """Return the Record, with the benchmark method's times, if they are known."""
     missing = dict.fromkeys(ELSEWHERE, "not part of a profile; bench-once measures it") | profile.missing
     timing = _timing(profile.benchmark.step) if profile.benchmark else None
     if timing is None:
         missing["timing"] = profile.missing.get("benchmark", "the benchmark method was not requested")
-    if occupancy is None:
+    if profile.occupancy is None:
         missing["occupancy"] = "measured on GPUs only" if profile.device == "cpu" else "not in the trace"
     reasons = "; ".join(profile.missing.values())
     return Record(
@@ -35,7 +35,7 @@ def record(profile: Profile, run: RunHeader, run_id: RunId, occupancy: Occupancy
         parts=_parts(profile.benchmark) if profile.benchmark else {},
         throughput_per_s=profile.benchmark.throughput_per_s if profile.benchmark else None,
         throughput_basis="measured" if profile.benchmark else None,
-        occupancy=occupancy,
+        occupancy=profile.occupancy,
         flags=[PROFILED, *(["busy_machine"] if profile.is_disturbed else [])],
         missing=missing,
     )

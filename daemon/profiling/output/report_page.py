@@ -1,6 +1,5 @@
-"""The page of a profile: findings, four charts and every table in one HTML file that works offline."""
+"""The page of a profile: findings, three charts and every table in one HTML file that works offline."""
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +19,7 @@ def page(profile: Profile, sections: Sequence[Section]) -> str:
     return render(
         TEMPLATE,
         f"Profile of {profile.case_id}",
-        [_steps(profile), _icicle(profile), _layers(profile), _memory(profile)],
+        [_steps(profile), _layers(profile), _memory(profile)],
         warning=warning(profile),
         findings=all_finding_lines(profile),
         sections=sections,
@@ -44,25 +43,6 @@ def _steps(profile: Profile) -> Chart:
     layout = {"xaxis": _axis("ms"), "yaxis": {}}
     note = "Each moment counts once: for the device if it is working, else for the host."
     return {"title": "Steps", "note": note, "data": data, "layout": layout}
-
-
-def _icicle(profile: Profile) -> Chart:
-    """Return the nested frames, each with the time outside its children."""
-    frames = profile.nesting
-    inner: Counter[int | None] = Counter()
-    for frame in frames:
-        inner[frame.parent] += frame.ns
-    icicle = {
-        "type": "icicle",
-        "ids": [str(place) for place in range(len(frames))],
-        "parents": ["" if frame.parent is None else str(frame.parent) for frame in frames],
-        "labels": [frame.name for frame in frames],
-        "values": [max(0, frame.ns - inner[place]) for place, frame in enumerate(frames)],
-        "text": [f"{figure(frame.ns, 1e-6)} ms" for frame in frames],
-    }
-    whose = "the device" if profile.torch and profile.torch.device_ns else "the host"
-    note = f"The step with the median time on {whose}, each call below its caller; click a call to zoom in."
-    return {"title": "Where the time goes", "note": note, "data": [icicle] if frames else [], "layout": {}}
 
 
 def _layers(profile: Profile) -> Chart:

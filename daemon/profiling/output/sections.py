@@ -209,7 +209,7 @@ def _categories(traced: TorchProfile) -> Section:
         for name, ns in step.by_category.items()
     ]
     rows += [["step", figure(step.duration_ns, 1e-6), "100"]]
-    note = f"Step {step.number}, the median of {len(traced.steps)}, which is also the one in the page's icicle chart."
+    note = f"Step {step.number}, the median of {len(traced.steps)}."
     return Section("Step time by category", note, ["category", "ms", "share %"], rows)
 
 

@@ -1,5 +1,5 @@
-// Draws SVG charts: scatter (with steps and stacked areas), icicle, and row, box and bar charts with a row per name.
-const SPACE = { left: 64, right: 14, top: 10, bottom: 46 }, HEIGHT = 400, ROW = 36, FRAME = 26;
+// Draws SVG charts: scatter (with steps and stacked areas), and row, box and bar charts with a row per name.
+const SPACE = { left: 64, right: 14, top: 10, bottom: 46 }, HEIGHT = 400, ROW = 36;
 
 function node(name, attributes, parent, text) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -182,39 +182,8 @@ function bars(svg, chart, width, height) {
     });
 }
 
-function icicle(svg, chart, width, height) {
-  const { ids, parents, labels, values, text } = chart.data[0], place = Object.fromEntries(ids.map((id, n) => [id, n]));
-  const total = [...values];
-  for (let n = ids.length - 1; n > 0; n--) total[place[parents[n]]] += total[n];
-  const root = +(svg.parentNode.dataset.root || 0), depths = { [root]: 0 }, start = { [root]: 0 }, next = { [root]: 0 };
-  for (let n = root + 1; n < ids.length; n++) {
-    const parent = place[parents[n]];
-    if (depths[parent] === undefined) continue;
-    depths[n] = depths[parent] + 1;
-    start[n] = next[n] = next[parent];
-    next[parent] += total[n];
-  }
-  const rows = Math.max(...Object.values(depths)) + 1, tall = Math.max(18, Math.min(FRAME, height / rows));
-  svg.setAttribute("height", rows * tall + 4);
-  svg.setAttribute("viewBox", `0 0 ${width} ${rows * tall + 4}`);
-  for (const n in depths) {
-    const wide = (total[n] / total[root]) * width, x = (start[n] / total[root]) * width, y = depths[n] * tall;
-    if (wide < 1) continue;
-    const share = `${((100 * total[n]) / total[0]).toFixed(1)} %`, fill = +n ? COLOURS[depths[n] % COLOURS.length] : "#8888";
-    const part = node("g", { style: "cursor:pointer" }, svg);
-    node("rect", { x, y, width: Math.max(0.5, wide - 1), height: tall - 1, fill, "fill-opacity": 0.75 }, part);
-    node("title", {}, part, `${labels[n]}\n${text[n]}, ${share}`);
-    const label = `${labels[n]} ${text[n]}`;
-    if (wide > 30) node("text", { x: x + 4, y: y + tall / 2 + 4, "font-size": 11, fill: "currentColor" }, part, short(label, wide / 6.6));
-    part.addEventListener("click", () => {
-      svg.parentNode.dataset.root = +n === root ? place[parents[n]] ?? 0 : n;
-      draw();
-    });
-  }
-}
-
 function legend(chart, below) {
-  const named = chart.data.filter((trace) => trace.name && trace.showlegend !== false && trace.type !== "icicle" && trace.type !== "box");
+  const named = chart.data.filter((trace) => trace.name && trace.showlegend !== false && trace.type !== "box");
   if (named.length < 2) return;
   for (const trace of named) {
     const entry = document.createElement("span"), spot = node("svg", { width: 14, height: 14, "aria-hidden": true }, entry);
@@ -233,7 +202,7 @@ function draw() {
       colours[name] ??= trace.colour ?? COLOURS[Object.keys(colours).length % COLOURS.length];
       return { ...trace, colour: colours[name] };
     });
-    const kinds = { bar: bars, box: rows, row: rows, icicle }, names = new Set(chart.data.flatMap((trace) => trace.y));
+    const kinds = { bar: bars, box: rows, row: rows }, names = new Set(chart.data.flatMap((trace) => trace.y));
     const height = ["bar", "box", "row"].includes(kind) ? SPACE.top + SPACE.bottom + names.size * ROW : HEIGHT;
     const svg = node("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": chart.title });
     const below = document.createElement("div");

@@ -7,13 +7,14 @@ import msgspec
 import pytest
 from gaps import without_gaps
 from profile_jobs import own_job, profile_job
+from profile_shown import shown
 from sessions_made import session
 from waiting import WAIT_S
 
 from benchd.daemon.machine.signals import as_interrupt
 from benchd.daemon.measuring.plan import PRESETS
-from benchd.daemon.profiling.collecting import Found, gather, read_trace
-from benchd.daemon.profiling.profile import CollectedProfile, ProfileJob
+from benchd.daemon.profiling.collecting import gather, read_trace
+from benchd.daemon.profiling.profile import METHODS, ProfileJob
 from benchd.daemon.records import Case
 
 
@@ -26,6 +27,11 @@ STEP = complete("user_annotation", "ProfilerStep#1", 0.0, 100.0)
 ADD = complete("cpu_op", "aten::add", 10.0, 30.0, **{"External id": 5})
 LAUNCH = complete("cuda_runtime", "cudaLaunchKernel", 15.0, 5.0, correlation=9)
 KERNEL = complete("kernel", "add", 30.0, 50.0, correlation=9, device=0, stream=7, **{"External id": 5})
+
+
+def empty():
+    """Return a profile without results."""
+    return shown(**dict.fromkeys(method.replace("-", "_") for method in METHODS), findings=[], missing={})
 
 
 @pytest.fixture
@@ -47,9 +53,9 @@ def read(tmp_path):
             output=str(tmp_path),
             cache="",
         )
-        results = Found(CollectedProfile(), {}, [])
-        read_trace(results, job, "trace.json")
-        return results
+        profile = empty()
+        read_trace(profile, job, "trace.json")
+        return profile
 
     return found
 
@@ -58,14 +64,13 @@ def test_a_gpu_s_trace_gives_kernels_and_the_occupancy_of_a_record(read):
     results = read([STEP, ADD, LAUNCH, KERNEL], "cuda")
     assert [row.name for row in results.torch.kernels] == ["add"]
     assert results.occupancy.kernels == 1
-    assert results.nesting[-1].name == "add"
 
 
 @pytest.mark.parametrize(
     ("events", "device", "reason"),
     [
         ([STEP, ADD, LAUNCH], "cuda", "1 launches but no kernels.*NVreg_RestrictProfilingToAdminUsers"),
-        ("", "cpu", "empty"),
+        ("", "cpu", "damaged, truncated"),
         (json.dumps({"traceEvents": [STEP, ADD]})[:-20], "cpu", "damaged, truncated"),
         ([], "cpu", ""),
     ],
@@ -78,13 +83,16 @@ def test_a_trace_of_no_use_is_a_failed_method_with_its_reason(read, events, devi
 
 
 def gathered(folder, job, source, deadline_s=WAIT_S):
+    profile = empty()
     with session(folder, source=source) as bench_session, bench_session.measuring(ending=()):
-        return gather(bench_session, job, deadline_s, None).collected
+        gather(profile, bench_session, job, deadline_s, None)
+    return profile
 
 
 def test_a_child_that_takes_too_long_is_ended_with_its_reason(tmp_path):
     job = own_job(tmp_path, build="time.sleep(1000)")
-    assert gathered(tmp_path, job, "procfs", deadline_s=2.0).error == "it took longer than 2 s"
+    profile = gathered(tmp_path, job, "procfs", deadline_s=2.0)
+    assert {profile.missing[method] for method in job.methods} == {"it took longer than 2 s"}
 
 
 def test_an_interrupt_of_a_tool_costs_what_had_not_ended(tmp_path, monkeypatch):
@@ -93,10 +101,10 @@ def test_an_interrupt_of_a_tool_costs_what_had_not_ended(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     job = msgspec.structs.replace(profile_job(tmp_path, methods=["nsys", "ncu"]), device="cuda")
     with as_interrupt(), session(tmp_path, source="procfs") as bench_session, bench_session.measuring(ending=()):
-        results = gather(bench_session, job, WAIT_S, None)
-    assert results.interrupted
-    assert results.missing["ncu"] == "interrupted"
-    assert "nsys is not installed" in results.missing["nsys"]
+        gather(profile := empty(), bench_session, job, WAIT_S, None)
+    assert profile.interrupted
+    assert profile.missing["ncu"] == "interrupted"
+    assert "nsys is not installed" in profile.missing["nsys"]
 
 
 def test_the_layers_have_the_energy_of_a_pass_from_the_sensor_beside_the_child(tmp_path):

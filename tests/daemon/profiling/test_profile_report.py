@@ -208,12 +208,9 @@ def test_the_page_stands_alone_and_shows_names_as_text(page):
     assert sum(tag == "table" for tag, _ in page.tags) == 17
 
 
-def test_the_charts_hold_steps_nesting_layers_and_memory(page):
+def test_the_charts_hold_steps_layers_and_memory(page):
     by_title = charts(page)
-    assert list(by_title) == ["Steps", "Where the time goes", "Layers", "Memory over a step"]
+    assert list(by_title) == ["Steps", "Layers", "Memory over a step"]
     assert by_title["Steps"]["data"][0]["x"] == [1227.437] * 3
-    (icicle,) = by_title["Where the time goes"]["data"]
-    assert (icicle["parents"], icicle["values"]) == (["", "0", "1"], [100, 500, 400])
-    assert icicle["labels"][1].startswith("void k<float")
     assert by_title["Layers"]["data"][0]["text"] == ["12.5x of floor (matrix)", ""]
     assert by_title["Memory over a step"]["data"][1]["y"] == [0, 150]
