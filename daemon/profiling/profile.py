@@ -5,7 +5,7 @@ the reason.
 """
 
 from collections.abc import Sequence
-from typing import Literal, Protocol, TypeVar
+from typing import Literal
 
 from msgspec import Struct
 
@@ -359,10 +359,10 @@ class Finding(Struct, frozen=True, kw_only=True):
     tested variant. If the test uses a different `batch_size`, both are per image. `mark` says what disturbed the test.
     """
 
-    rule: str
     title: str
     evidence: list[str]
     advice: str
+    rule: str = ""
     expected: float | None = None
     variant: str | None = None
     options: dict[str, OptionValue] = {}
@@ -466,19 +466,6 @@ class CollectedProfile(Struct, frozen=True, kw_only=True, tag="collected"):
     unsupported: bool = False
 
 
-class _Lasting(Protocol):
-    """A step of a trace, or of its table."""
-
-    @property
-    def number(self) -> int: ...
-
-    @property
-    def duration_ns(self) -> int: ...
-
-
-_Step = TypeVar("_Step", bound=_Lasting)
-
-
-def median_step(steps: Sequence[_Step]) -> _Step:
+def median_step(steps: Sequence[StepTime]) -> StepTime:
     """Return the step of median duration; for an even number, the longer of the middle two."""
     return sorted(steps, key=lambda step: (step.duration_ns, step.number))[len(steps) // 2]

@@ -7,6 +7,8 @@ combine all their gains.
 
 from collections.abc import Callable
 
+import msgspec
+
 from benchd.daemon.profiling.profile import Finding, Profile
 from benchd.daemon.profiling.rules import kernel_rules, layer_rules, step_rules
 
@@ -19,5 +21,5 @@ RULES: tuple[Callable[[Profile], Finding | None], ...] = (
 
 def find(profile: Profile) -> list[Finding]:
     """Return the findings, sorted by expected gain, largest first; those without one come last."""
-    findings = [finding for rule in RULES if (finding := rule(profile))]
+    findings = [msgspec.structs.replace(made, rule=rule.__name__) for rule in RULES if (made := rule(profile))]
     return sorted(findings, key=lambda finding: 1.0 if finding.expected is None else finding.expected)

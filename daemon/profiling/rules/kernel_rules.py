@@ -34,7 +34,6 @@ def scan(profile: Profile) -> Finding | None:
     custom = remedies.changed(profile, kernels="custom")
     occupancy = _scan_occupancy(profile)
     return Finding(
-        rule="scan",
         title="The selective scan dominates: each token waits for the one before it",
         evidence=[*lines, *([] if occupancy is None else [f"occupancy of its kernel {percent(occupancy)}"])],
         advice="The two-level form scans chunks of tokens in parallel, and is exact. Mamba-2's scan consists of "
@@ -71,7 +70,6 @@ def sequence_length(profile: Profile) -> Finding | None:
         return None
     now, then = _tokens(side, patch, stride), _tokens(side, 2 * patch, 2 * stride)
     return Finding(
-        rule="sequence_length",
         title="The sequence is long for a scan",
         evidence=[*lines, f"{now} tokens with patches of {patch} pixels, {then} with {2 * patch}"],
         advice="Time falls with the number of tokens, at a cost in accuracy that is not measured here: larger patches "
@@ -92,7 +90,6 @@ def dominant_kernel(profile: Profile) -> Finding | None:
     if not evidence.gpus(profile) or longest.share <= 0.3 or evidence.work(profile, _SCAN).share >= 0.3:
         return None
     return Finding(
-        rule="dominant_kernel",
         title="One kernel takes the most time",
         evidence=longest.lines,
         advice="Look at this kernel first: speeding up all others gains at most the time they take.",
@@ -117,7 +114,6 @@ def low_occupancy(profile: Profile) -> Finding | None:
     few_blocks = "grid" in limits
     empty = sum(row.ns * (1 - share / _LOW_OCCUPANCY) for row, _, share in low) / sum(row.ns for row in part.rows)
     return Finding(
-        rule="low_occupancy",
         title=f"Low occupancy, limited by {' and '.join(limits) or 'an unknown resource'}",
         evidence=[
             f"{line}; occupancy {percent(share)}{_launched(kernel)}"
@@ -154,7 +150,6 @@ def no_tensor_cores(profile: Profile) -> Finding | None:
     mixed = f"{with_counters} of them identified by counters and {len(plain) - with_counters} by name"
     by = {0: "judging by the kernels' names", len(plain): "according to hardware counters"}.get(with_counters, mixed)
     return Finding(
-        rule="no_tensor_cores",
         title="Matrix products in fp32 run without tensor cores",
         evidence=[f"{percent(part.share)} of the work is matrix products that use no tensor cores, {by}", *part.lines],
         advice="Tensor cores need fp16 or bf16: use half precision, or amp if weights must stay in fp32.",
@@ -172,7 +167,6 @@ def casts_and_copies(profile: Profile) -> Finding | None:
         return None
     precision = profile.case.variant.precision
     return Finding(
-        rule="casts_and_copies",
         title="Too many casts" if casts >= _CASTS_A_STEP else "Copies take time",
         evidence=[*part.lines, f"{casts:.4g} casts (aten::_to_copy) per step, in {precision}"],
         advice="Keep weights and inputs in one format to avoid casts; fused kernels convert in registers.",
@@ -193,7 +187,6 @@ def flips(profile: Profile) -> Finding | None:
     if part.share < 0.02:
         return None
     return Finding(
-        rule="flips",
         title="Sequences are reversed in memory",
         evidence=part.lines,
         advice="Read them backwards instead: the kernels of the scan and the convolution accept reverse=True and copy "
@@ -214,7 +207,6 @@ def cpu_convolution(profile: Profile) -> Finding | None:
     packed = "ONNX Runtime packs weights once and fuses the following operators."
     custom = remedies.changed(profile, kernels="custom")
     return Finding(
-        rule="cpu_convolution",
         title="Eager convolutions dominate on this CPU",
         evidence=[*part.lines, *([f"mean spike rate {percent(left)}"] if rates else [])],
         advice=f"Spikes are mostly zeros, which the custom convolution skips. {packed}" if spikes else packed,
@@ -230,7 +222,6 @@ def elementwise_chain(profile: Profile) -> Finding | None:
     if part.share < 0.25 or len(kinds) < 3:
         return None
     return Finding(
-        rule="elementwise_chain",
         title="A chain of elementwise operators could be one kernel",
         evidence=[f"{len(kinds)} operators make up {percent(part.share)} of the work", *part.lines],
         advice="A fused kernel reads and writes each number once; a membrane stays in registers over all steps.",
@@ -251,7 +242,6 @@ def neurons(profile: Profile) -> Finding | None:
         return None
     shapes = [f"{row.name}{_launched(row.kernel)}" for row in part.rows[:3] if row.kernel]
     return Finding(
-        rule="neurons",
         title="Neuron kernels dominate",
         evidence=[f"{percent(part.share)} of the work", *part.lines, *shapes],
         advice="They are limited by memory bandwidth: half precision halves the bytes of input current that they read.",
@@ -277,7 +267,6 @@ def time_steps(profile: Profile) -> Finding | None:
         fewer["level"] = max(4, 2 * (steps // 2) + 2)  # the input is spread over level // 2 - 1 steps
     tested = [f"{name} {options[name]}, tested with {value}" for name, value in fewer.items()]
     return Finding(
-        rule="time_steps",
         title=f"Neurons compute all {steps} time steps",
         evidence=[f"the neurons take {percent(share)} of the work", "; ".join(tested)],
         advice="Sweep both: the level alone does not change the time, only the number of steps the input needs. The "

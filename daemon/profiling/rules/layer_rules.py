@@ -21,7 +21,6 @@ def out_of_line(profile: Profile) -> Finding | None:
         return None
     worst, flops = max(beyond, key=lambda pair: pair[0].share - pair[1])
     return Finding(
-        rule="out_of_line",
         title=f"Layer {worst.name} takes more time than its FLOPs explain",
         evidence=[
             f"{worst.name}: {ms(worst.ns)}, {percent(worst.share)} of the time for {percent(flops)} of the FLOPs"
@@ -40,7 +39,6 @@ def far_from_floor(profile: Profile) -> Finding | None:
     if len(factors) < 3 or min(factors) < _FAR or sum(row.share for row in known) < 0.9 or not is_busy:
         return None
     return Finding(
-        rule="far_from_floor",
         title="Every long layer is far above its floor: check the clocks first",
         evidence=[
             f"{len(factors)} layers of {ms(_LONG_NS)} or more at {min(factors):.3g} to {max(factors):.3g} x the floor",
@@ -72,7 +70,6 @@ def memory_access(profile: Profile) -> Finding | None:
         return None
     worst = max(slow, key=_over)
     return Finding(
-        rule="memory_access",
         title=f"Layer {worst.name} uses little of the memory bandwidth",
         evidence=[
             f"{worst.name}: {ms(worst.ns)}, {percent(worst.share)} of the time",
@@ -99,7 +96,6 @@ def late_stages(profile: Profile) -> Finding | None:
     if share < 0.5 or share < 1.2 * flops:
         return None
     return Finding(
-        rule="late_stages",
         title="Stages 3 and 4 take most of the time",
         evidence=[f"{row.name}: {ms(row.ns)}, {percent(row.share)} of the time" for row in rows]
         + [f"together {percent(share)} of the time for {percent(flops)} of the FLOPs"],
@@ -119,7 +115,6 @@ def backward(profile: Profile) -> Finding | None:
     if back <= 3 * ahead:
         return None
     return Finding(
-        rule="backward",
         title="The backward pass dominates",
         evidence=[f"forward {ms(ahead)}, backward {ms(back)}: {percent(back / (ahead + back))} of both"],
         advice="Twice the forward pass is usual. Look for surrogate gradients made of many small operators, and for a "
@@ -140,7 +135,6 @@ def memory_peak(profile: Profile) -> Finding | None:
         for allocation in memory.largest[:3]
     ]
     return Finding(
-        rule="memory_peak",
         title="Activations cause the memory peak",
         evidence=[f"peak {mib(memory.peak_bytes)} on {memory.device}, {mib(long_lived_bytes)} long-lived", *largest],
         advice="Use smaller batches, half precision, or fused kernels that do not store every time step. This frees "

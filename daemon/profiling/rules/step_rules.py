@@ -11,7 +11,6 @@ def gpu_bound(profile: Profile) -> Finding | None:
     if share < 0.95 or variant is None:
         return None
     return Finding(
-        rule="gpu_bound",
         title="The GPU is the bottleneck, not the host or the data loader",
         evidence=[evidence.categories(profile)],
         advice="More workers or a faster host will not help; fewer or faster kernels will. Half precision halves their "
@@ -29,7 +28,6 @@ def launch_bound(profile: Profile) -> Finding | None:
         return None
     wait_us = host * evidence.step_ns(profile) / launches / 1e3
     return Finding(
-        rule="launch_bound",
         title="Launch overhead: the GPU waits for the host to launch its kernels",
         evidence=[
             evidence.categories(profile),
@@ -48,7 +46,6 @@ def input_bound(profile: Profile) -> Finding | None:
     if share < 0.1:
         return None
     return Finding(
-        rule="input_bound",
         title="The step waits for the data loader",
         evidence=[evidence.categories(profile)],
         advice="Decode in more worker processes with pinned memory and prefetching, or cache the decoded images.",
@@ -62,7 +59,6 @@ def transfers(profile: Profile) -> Finding | None:
     if share < 0.1:
         return None
     return Finding(
-        rule="transfers",
         title="Memory transfers could overlap the kernels",
         evidence=[evidence.categories(profile)],
         advice="Copy from pinned memory with non_blocking=True while the previous step computes, and keep reused data "
@@ -79,7 +75,6 @@ def synchronization(profile: Profile) -> Finding | None:
         return None
     worst = sorted(calls, key=lambda call: -call.idle_after_ns)[:3]
     return Finding(
-        rule="synchronization",
         title="The host waits for the GPU, then the GPU waits for the host",
         evidence=[
             f"the GPU idles {percent(idle)} of the time after such calls",
@@ -109,7 +104,6 @@ def low_utilization(profile: Profile) -> Finding | None:
         return None
     sms = "" if gpu.sm_efficiency is None else f", SM efficiency {percent(gpu.sm_efficiency)}"
     return Finding(
-        rule="low_utilization",
         title=f"A batch of {batch} is too small for this GPU",
         evidence=[f"{gpu.name}: utilisation {percent(gpu.utilization)}{sms}"],
         advice="Use a larger batch: sweep the batch size and compare the time per image.",
@@ -126,7 +120,6 @@ def unsteady(profile: Profile) -> Finding | None:
         return None
     runs = ", ".join(ms(ns) for ns in profile.layers.run_ns)
     return Finding(
-        rule="unsteady",
         title="Runs of the same work differ",
         evidence=[f"variation {percent(variation)} over {runs}"],
         advice="First rule out other running programs, changing clocks and high temperature; then profile again.",
