@@ -6,7 +6,6 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, cast
 
@@ -36,9 +35,9 @@ class NotStarted(NotAvailable):
 class SamplerProcess:
     """A sampler process for the duration of a `with` block.
 
-    The owner waits on `fileno()` and calls `receive()` when it is readable. A process that dies is restarted once per
-    case, and the gap is listed as a failure in the reports of windows that overlap it. Entering raises UsageError for
-    invalid sources and NotStarted if the process does not start.
+    The owner waits on `fileno()` and calls `receive()` when it is readable. If the process dies, the rest of the case
+    has no samples, and the next case restarts it. Entering raises UsageError for invalid sources and NotStarted if the
+    process does not start.
     """
 
     def __init__(self, sources: Sequence[str], period_s: float, cpu: int | None = None) -> None:
@@ -46,10 +45,8 @@ class SamplerProcess:
         self._arguments = ["--sources", ",".join(sources), "--period", str(period_s)]
         self._arguments += [] if cpu is None else ["--cpu", str(cpu)]
         self._child: _Child | None = None
-        self._lost: _Loss | None = None
+        self._lost, self._lost_ns = "", 0  # how the process ended, and when the last reading before that began
         self._refusal: str | None = None
-        self._restarts = 0
-        self._watched: list[int] = []
 
     def __enter__(self) -> "SamplerProcess":
         # This pipe is never readable; the owner waits on it while there is no process.
@@ -67,7 +64,7 @@ class SamplerProcess:
         if self._refusal:
             raise UsageError(self._refusal)
         if self._lost:
-            raise NotStarted(f"{self._lost.reason} before its first reading; see standard error")
+            raise NotStarted(f"{self._lost} before its first reading; see standard error")
         if self.samples.last_tick_ns() is None:
             raise NotStarted(f"the sampler process sent no sample within {START_S:g} s")
 
@@ -90,12 +87,9 @@ class SamplerProcess:
     def watch(self, *pids: int) -> None:
         """Begin a case: follow the processes `pids` and drop samples that are too old for the case."""
         self.samples.drop_before(time.monotonic_ns() - round(KEPT_S * 1e9))
-        self._watched = list(pids)
-        self._restarts = 1
         if self._child is None:
             self._start_again()
-        else:
-            self._tell(FollowRequest(watch_pids=self._watched))
+        self._tell(FollowRequest(watch_pids=list(pids)))
 
     def receive(self) -> None:
         """Read the batches that have arrived, without waiting."""
@@ -106,9 +100,6 @@ class SamplerProcess:
             self._take(child, message)
         if child.lines.ended:
             self._lose(f"ended with status {child.stop()}")
-            if self._restarts > 0:
-                self._restarts -= 1
-                self._start_again()
 
     def flush(self, wait_s: float = FLUSH_S) -> bool:
         """Request pending samples and wait for them; return whether all samples so far have arrived."""
@@ -127,8 +118,8 @@ class SamplerProcess:
     def cut(self, window: Window) -> tuple[dict[str, Summary], SamplerReport]:
         """Return summaries of the samples in the window, by `metric` or `metric@rail`, and a report on the sampling."""
         summaries, report = self.samples.cut(window)
-        if self._lost and self._lost.since_ns <= window.end_ns:
-            failures = report.failures | {ITSELF: f"{self._lost.reason}; no samples since then"}
+        if self._lost and self._lost_ns <= window.end_ns:
+            failures = report.failures | {ITSELF: f"{self._lost}; no samples since then"}
             report = msgspec.structs.replace(report, failures=failures)
         return summaries, report
 
@@ -154,42 +145,22 @@ class SamplerProcess:
         if isinstance(message, Refusal):
             self._refusal = message.reason
             return
-        self._close_gap(message)
         self.samples.add(message)
         child.answered = message.flushes
 
-    def _close_gap(self, first: Batch) -> None:
-        if self._lost is None:
-            return
-        until_ns = first.ticks_ns[0] if first.ticks_ns else first.t_ns
-        seconds = (until_ns - self._lost.since_ns) / 1e9
-        self.samples.begin_process()
-        gap = Window(self._lost.since_ns, until_ns)
-        self.samples.fail(gap, {ITSELF: f"{self._lost.reason}; no samples for {seconds:.2f} s"})
-        self._lost = None
-
     def _lose(self, how: str) -> None:
-        """Record the end of the process, unless an earlier one is still unreported."""
+        """Record the end of the process."""
         self._child = None
-        since_ns = self.samples.last_tick_ns() or time.monotonic_ns()
-        self._lost = self._lost or _Loss(since_ns, f"the sampler process {how}")
+        self._lost, self._lost_ns = f"the sampler process {how}", self.samples.last_tick_ns() or time.monotonic_ns()
 
     def _start_again(self) -> None:
         try:
             self._child = _Child(self._arguments)
         except OSError as error:  # the case continues without samples
             self._lose(f"did not start: {error.strerror}")
-            return
-        if self._watched:
-            self._tell(FollowRequest(watch_pids=self._watched))
-
-
-@dataclass(frozen=True)
-class _Loss:
-    """The end of a process: its cause, and when the last reading before it began."""
-
-    since_ns: int
-    reason: str
+        else:
+            self._lost = ""
+            self.samples.begin_process()
 
 
 class _Child:

@@ -18,8 +18,7 @@ class Samples:
         self._period_s = period_s
         self._series: dict[tuple[str, str, str], _Series] = {}
         self._ticks_ns = array("q")
-        self._cpu: list[tuple[int, float]] = []  # (when, CPU time of all sampler processes so far)
-        self._ended_cpu_s = 0.0
+        self._cpu: list[tuple[int, float]] = []  # (when, CPU time of the sampler process so far)
         self._failures: list[tuple[Window, dict[str, str]]] = []
         self.power: list[PowerSource] = []
 
@@ -33,7 +32,7 @@ class Samples:
             self._failures.append((Window(begin_ns, batch.t_ns), batch.failures))
         self._ticks_ns.extend(batch.ticks_ns)
         self.power = batch.power or self.power
-        self._cpu.append((batch.t_ns, self._ended_cpu_s + batch.cpu_s))
+        self._cpu.append((batch.t_ns, batch.cpu_s))
 
     def fail(self, span: Window, failures: dict[str, str]) -> None:
         """Record failures during `span`, by source."""
@@ -41,7 +40,7 @@ class Samples:
 
     def begin_process(self) -> None:
         """Expect batches from a new process, whose CPU time starts at 0."""
-        self._ended_cpu_s = self._cpu[-1][1] if self._cpu else 0.0
+        self._cpu.clear()
 
     def last_tick_ns(self) -> int | None:
         """Return when the last reading began."""

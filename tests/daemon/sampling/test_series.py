@@ -79,16 +79,18 @@ def test_rails_are_apart_and_the_first_source_of_a_metric_counts():
     assert (report.sources, report.samples) == (["a", "b"], 3)
 
 
-def test_cpu_time_is_read_off_between_batches_and_goes_on_over_a_restart():
+def test_cpu_time_is_read_off_between_batches_and_begins_anew_with_a_process():
     samples = Samples(["fake"], 0.1)
-    for t_ns, cpu_s in ((0, 1.0), (100, 2.0)):
+    assert samples.cut(Window(0, 9))[1].cpu_s == 0.0
+    for t_ns, cpu_s in ((0, 1.0), (100, 2.0), (200, 2.5)):
         samples.add(batch(t_ns, cpu_s=cpu_s))
-    samples.begin_process()
-    samples.add(batch(200, cpu_s=0.5))
     assert samples.cut(Window(50, 100))[1].cpu_s == pytest.approx(0.5)
     assert samples.cut(Window(50, 150))[1].cpu_s == pytest.approx(0.75)
     assert samples.cut(Window(50, 900))[1].cpu_s == pytest.approx(1.0)
-    assert Samples(["fake"], 0.1).cut(Window(0, 9))[1].cpu_s == 0.0
+    samples.begin_process()
+    for t_ns, cpu_s in ((300, 0.25), (400, 0.5)):
+        samples.add(batch(t_ns, cpu_s=cpu_s))
+    assert samples.cut(Window(300, 400))[1].cpu_s == pytest.approx(0.25)
 
 
 def test_failures_of_the_window_alone():

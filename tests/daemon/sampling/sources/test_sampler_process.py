@@ -113,27 +113,21 @@ def test_a_cpu_of_its_own(fake):
         pass
 
 
-def test_a_process_that_dies_is_started_again_once_a_case(fake):
+def test_a_process_that_dies_costs_the_samples_of_its_case(fake):
     with SamplerProcess([fake()], 0.01) as process:
-        start_ns = time.monotonic_ns()
         process.watch(os.getpid())
-        first = process.pid
-        os.kill(first, signal.SIGKILL)
-        receive_until(process, lambda: process.pid != first)
-        second = process.pid
-        receive_until(process, lambda: "no samples for" in process.cut(since(start_ns))[1].failures.get("sampler", ""))
-        assert "ended with status -9" in process.cut(since(start_ns))[1].failures["sampler"]
-        assert samples_since(process, start_ns, "power_w@VDD_IN") > 0
-
-        os.kill(second, signal.SIGKILL)
+        os.kill(process.pid, signal.SIGKILL)
         receive_until(process, lambda: process.pid is None)
         assert not select.select([process], [], [], 0)[0]
         assert not process.flush()
-        assert "no samples since then" in process.cut(since(time.monotonic_ns()))[1].failures["sampler"]
+        failure = process.cut(since(time.monotonic_ns()))[1].failures["sampler"]
+        assert failure == "the sampler process ended with status -9; no samples since then"
 
         process.watch(os.getpid())
         start_ns = time.monotonic_ns()
         receive_until(process, lambda: samples_since(process, start_ns, "power_w@VDD_IN") > 0)
+        _, report = process.cut(since(start_ns))
+        assert (report.failures, report.cpu_s >= 0.0) == ({}, True)
 
 
 def test_a_process_that_hangs_does_not_hold_up_its_owner(fake):
