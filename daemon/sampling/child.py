@@ -17,7 +17,7 @@ from benchd.daemon.machine.lines import Lines, Rubbish
 from benchd.daemon.records import SamplerReport, Summary, Window
 from benchd.daemon.sampling import sources as known
 from benchd.daemon.sampling.series import Samples
-from benchd.daemon.sampling.sources.protocol import Batch, FollowRequest, Message, Refusal
+from benchd.daemon.sampling.sources.protocol import FollowRequest, Message, Refusal
 
 START_S = 15.0  # together with the preceding and following steps, less than the unit's watchdog timeout
 FLUSH_S = 2.0

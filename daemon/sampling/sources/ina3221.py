@@ -5,8 +5,6 @@ A rail is identified by its label, because hwmon device and channel numbers diff
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from benchd.daemon.machine.sysfs import KernelFile, i2c_chips, number, text
@@ -24,21 +22,7 @@ SMALLEST_SHUNT_UOHM = 2000  # the smallest shunt on any Orin board, used if the 
 RESET_PERIOD_S = 3 * (1.1e-3 + 1.1e-3)  # period after a reset, with shunt and bus voltages of three channels
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """A driver's file names, with `{}` for the channel number. Values are in mV and mA."""
-
-    folders: str
-    channels: range
-    label: str
-    voltage: str
-    current: str
-
-
-LAYOUTS = (
-    _Layout("hwmon/hwmon*", range(1, 4), "in{}_label", "in{}_input", "curr{}_input"),  # JetPack 5 and newer
-    _Layout("iio:device*", range(3), "rail_name_{}", "in_voltage{}_input", "in_current{}_input"),  # JetPack 4
-)
+CHANNELS = range(1, 4)
 
 
 class Ina3221:
@@ -111,36 +95,23 @@ class Ina3221:
             t_ns = sum(part.t_ns for part in parts) // len(parts)
             yield Sample(t_ns, "power_w", sum(part.value for part in parts), self.name)
         if failures:
-            with suppress(ValueError):  # the failure is reported below
-                self._find_again()
             raise OSError("; ".join(failures))
-
-    def _find_again(self) -> None:
-        """Find the current paths of the same rails; a rail that no longer exists continues to fail."""
-        rails = _rails(self._root)
-        self._rails = {label: rails.get(label, rail) for label, rail in self._rails.items()}
 
 
 class _Rail:
     """One channel, with the update period and averaging time of its chip in seconds."""
 
-    def __init__(self, label: str, folder: Path, layout: _Layout, channel: int) -> None:
+    def __init__(self, folder: Path, channel: int) -> None:
         self.period_s, self.averaging_s = _timing(folder)
-        self._name = label
-        self._label = KernelFile(folder / layout.label.format(channel))
-        self._voltage = KernelFile(folder / layout.voltage.format(channel))
-        self._current = KernelFile(folder / layout.current.format(channel))
+        self._voltage = KernelFile(folder / f"in{channel}_input")  # mV
+        self._current = KernelFile(folder / f"curr{channel}_input")  # mA
         self._shunt_uohm = number(folder / f"shunt{channel}_resistor") or SMALLEST_SHUNT_UOHM
 
     def read(self) -> tuple[int, float]:
         """Return the time at the middle of the reading, and the power in W.
 
-        Raises OSError or ValueError if the channel cannot be read, has a different label or is out of range.
+        Raises OSError or ValueError if the channel cannot be read or is out of range.
         """
-        # After the driver is rebound, the same path may belong to a different rail.
-        label = self._label.read().decode(errors="replace").strip()
-        if label != self._name:
-            raise ValueError(f"its channel is now labelled {label!r}")
         before_ns = time.monotonic_ns()
         millivolts, milliamps = int(self._voltage.read()), int(self._current.read())
         t_ns = (before_ns + time.monotonic_ns()) // 2
@@ -155,9 +126,9 @@ class _Rail:
 def _rails(root: Path) -> dict[str, _Rail]:
     """Return the rails of all chips by label; raise ValueError if a label is unreadable or repeated."""
     rails: dict[str, _Rail] = {}
-    for folder, layout in _folders(root):
-        for channel in layout.channels:
-            file = folder / layout.label.format(channel)
+    for folder in (folder for chip in i2c_chips(root, "ina3221") for folder in chip.glob("hwmon/hwmon*")):
+        for channel in CHANNELS:
+            file = folder / f"in{channel}_label"
             if not file.exists():
                 continue
             label = text(file)
@@ -166,15 +137,8 @@ def _rails(root: Path) -> dict[str, _Rail]:
             if label in rails:
                 raise ValueError(f"two rails are labelled {label}")
             if "NC" not in label:  # not connected
-                rails[label] = _Rail(label, folder, layout, channel)
+                rails[label] = _Rail(folder, channel)
     return rails
-
-
-def _folders(root: Path) -> Iterator[tuple[Path, _Layout]]:
-    for chip in i2c_chips(root, "ina3221"):
-        for layout in LAYOUTS:
-            for folder in chip.glob(layout.folders):
-                yield folder, layout
 
 
 def _timing(folder: Path) -> tuple[float, float]:
