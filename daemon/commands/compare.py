@@ -1,7 +1,7 @@
 """`benchd compare`: two sets of records, or two cases measured now on this machine."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -88,10 +88,6 @@ def compare(
     for option, value in (measuring | {"--config": config}).items():
         if value is not None and not (live or aa):
             raise UsageError(f"{option} is for --live or --aa: two result files are compared as they are")
-    sources = [*(spec.rpartition(":")[0] for spec in module or []), *(nir or [])]
-    read = [*map(Path, [*(sides or []), *sources]), *([config] if config else [])]
-    journals = [path / results.JOURNAL for path in [*read, *([output] if live or aa else [])]]
-    _refuse_overwriting({"--junit": junit, "--markdown": markdown}, [*read, *journals])
     fails = arguments.choices("--fail-on", arguments.names("--fail-on", fail_on), list(FAIL_ON))
     chosen = [
         [Variant.parse(name).name for name in arguments.names("--variants", variants)],
@@ -138,17 +134,6 @@ def _unwritten(path: Path, text: str) -> int:
         sys.stderr.write(f"warning: not stored: {path}: {error.strerror}\n")
         return 1
     return 0
-
-
-def _refuse_overwriting(written: Mapping[str, Path | None], read: Sequence[Path]) -> None:
-    """Raise UsageError for an output file that is also an input, or that is written twice; devices are exempt."""
-    roles = {path.resolve(): "what is compared" for path in read}
-    for option, path in written.items():
-        if path is None or (path.exists() and not path.is_file()):
-            continue
-        if other := roles.get(path.resolve()):
-            raise UsageError(f"{option} {path}: the same file as {other}; choose a different one")
-        roles[path.resolve()] = option
 
 
 def _empty(path: Path) -> None:

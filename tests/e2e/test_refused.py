@@ -150,35 +150,6 @@ def test_so_is_one_of_a_measurement(here, option):
     assert re.match(f"error: (/.*/)?{LONG}: File name too long\n", done.stderr)
 
 
-def test_verdicts_in_two_forms_need_two_files(here, tmp_path, results):
-    (tmp_path / "same.out").write_text("of an earlier run")
-    done = here("benchd", "compare", results("a"), results("b"), "--junit", "same.out", "--markdown", "./same.out")
-    assert (done.returncode, "--markdown same.out: the same file as --junit" in done.stderr) == (2, True)
-    assert (tmp_path / "same.out").read_text() == "of an earlier run"
-
-
-@pytest.mark.parametrize("option", ["--junit", "--markdown"])
-def test_verdicts_do_not_overwrite_what_is_compared(here, tmp_path, results, option):
-    content = (tmp_path / results("a")).read_bytes()
-    done = here("benchd", "compare", results("a"), results("b"), option, f"./{results('a')}")
-    assert (done.returncode, "the same file as what is compared" in done.stderr) == (2, True)
-    assert (tmp_path / results("a")).read_bytes() == content
-    for name in ("before", "after"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "records.jsonl").write_bytes(content)
-    done = here("benchd", "compare", "before", "after", option, "before/records.jsonl")
-    assert (done.returncode, "the same file as what is compared" in done.stderr) == (2, True)
-    assert (tmp_path / "before" / "records.jsonl").read_bytes() == content
-    live = ("--live", "square,eager", "square,compile", "--output", "after")
-    done = here("benchd", "compare", *live, option, "after/records.jsonl")
-    assert (done.returncode, "the same file as what is compared" in done.stderr) == (2, True)
-    module = tmp_path / "net.py"
-    module.write_text("def build(): ...\n")
-    done = here("benchd", "compare", "--live", "--module", "net.py:build", "--module", "a.py:build", option, "net.py")
-    assert (done.returncode, "the same file as what is compared" in done.stderr) == (2, True)
-    assert module.read_text() == "def build(): ...\n"
-
-
 @pytest.mark.parametrize("port", ["70000", "-1", "0"])
 @pytest.mark.parametrize("command", [["dashboard", "--mqtt", "mqtt://h"], ["demo"]], ids=["dashboard", "demo"])
 def test_a_port_that_cannot_be_is_refused(here, command, port):
