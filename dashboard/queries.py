@@ -288,13 +288,6 @@ def result(store: Store, key: str) -> Result | None:
     return Result(*rows[0]) if rows else None
 
 
-def newest_profile(store: Store, of: Result) -> str | None:
-    """Return the key of the newest profile of the same case on the same device, or None."""
-    mine = (RESULT.c.device_id == of.device_id, RESULT.c.case_id == of.case_id, RESULT.c.flags.contains(PROFILED))
-    rows = store.read(select(RESULT.c.key).where(*mine).order_by(*NEWEST_FIRST).limit(1))
-    return rows[0].key if rows else None
-
-
 def body(store: Store, key: str) -> bytes | None:
     """Return the original bytes of a record, or None if the key is unknown."""
     rows = store.read(select(BODY.c.body).where(BODY.c.key == key))

@@ -1,4 +1,4 @@
-"""The page of a report: six charts and a table in a self-contained HTML file, in light or dark mode."""
+"""The page of a report: five charts and a table in a self-contained HTML file, in light or dark mode."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -12,7 +12,6 @@ from benchd.daemon.reporting.palette import GREY, colour, shape
 from benchd.daemon.verdicts import doubts, recommend
 from benchd.daemon.verdicts.figures import unbeaten
 from benchd.daemon.verdicts.history import shifts
-from benchd.daemon.verdicts.results import process_medians_ms
 
 Point = tuple[float, float | str, str]
 """A record's position and name in a chart."""
@@ -39,7 +38,7 @@ def page(
         if record.status == "ok" and record.timing and not reason
     ]
     why = recommend.unable(measured)
-    charts = [*(chart(measured, why) for chart in OF_NEWEST), *(chart(measured) for chart in OF_ALL)]
+    charts = [*(chart(measured, why) for chart in OF_NEWEST), _history(measured)]
     return render(
         FOLDER / "report.html",
         "benchd report",
@@ -262,24 +261,6 @@ def _placed(record: Record, why: Unable) -> tuple[float, float, str]:
     return flops / floor.bytes, 1e-6 * flops / _median_ms(record), f"{text}{at_least}"
 
 
-def _consistency(measured: Sequence[Record]) -> Chart:
-    """Return the chart of each process's deviation from the median of its case."""
-    traces, where = [], recommend.place_names(map(recommend.place, measured))
-    for name, group in _grouped(measured, lambda record: record.case_id + where[recommend.place(record)]):
-        several = [record for record in group if len(record.processes) > 1]  # one process has no deviation
-        shares = [
-            100 * (time_ms / _median_ms(record) - 1) for record in several for time_ms in process_medians_ms([record])
-        ]
-        if several:
-            look = {"colour": colour(group[0].case.variant), "marker": {"size": 5, "symbol": "circle-open"}}
-            traces.append(
-                {"type": "box", "name": name, "x": shares, "y": [name] * len(shares), "showlegend": False} | look
-            )
-    layout = {"xaxis": {"title": {"text": "deviation from median, %"}}, "yaxis": {}}
-    note = "One point per process, relative to the median of its run."
-    return {"title": "Run-to-run consistency", "note": note, "data": traces, "layout": layout}
-
-
 def _history(measured: Sequence[Record]) -> Chart:
     """Return the chart of each case over time, by device and fingerprint, with a ring where a new level starts."""
     traces: list[Chart] = []
@@ -301,5 +282,4 @@ def _series(name: str, points: Sequence[tuple[str, float]], mode: str) -> Chart:
 
 
 OF_NEWEST = (_latency_against_energy, _throughput_by_batch, _variants_by_model, _roofline)
-OF_ALL = (_consistency, _history)
-"""The charts of all records; those in OF_NEWEST show only the newest record of each case."""
+"""The charts of the newest record of each case."""

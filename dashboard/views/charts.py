@@ -8,7 +8,7 @@ from benchd.daemon.records import ProcessResult, Variant, throttles
 from benchd.daemon.reporting.palette import BAD, GREY, SERIES, SHADE, colour, shape
 from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import Mark
-from benchd.dashboard.trade_off import Point
+from benchd.dashboard.trade_off import Figure, Point
 
 CHANGED = "setup changed"
 # text colours; NiceGUI evaluates the value of a key that starts with a colon
@@ -132,52 +132,30 @@ def _interval(result: Result, runs: int) -> dict[str, Any]:
 
 def trade_off(points: Sequence[Point], front: Sequence[Point]) -> dict[str, Any]:
     """Return a chart of energy over latency, with points and error bars, names where there is room, and the front."""
-    options = _by_variant()
+    options = base("")
+    options["grid"] = {"left": 64, "right": 24, "top": 32, "bottom": 48}
+    options["legend"] = {"show": False}  # because each point has a label
+    options["xAxis"] = _value_axis("median, ms") | {"nameLocation": "middle", "nameGap": 28, "min": 0}
     options["yAxis"] = _value_axis("mJ per inference")
+    options["tooltip"] = {"trigger": "item", "confine": True}
+    del options["toolbox"]  # because there is too little to zoom into
     most_ms = max((point.latency_ms.value for point in points), default=0.0)
     for point in points:
         if point.energy_mj:
             side = "left" if point.latency_ms.value > most_ms / 2 else "right"  # the side with more room for the name
-            options["series"] += _marked(point, point.energy_mj.value, side)
-            options["series"].append(_bar([[point.latency_ms.value, end] for end in point.energy_mj[1:]]))
+            options["series"] += _marked(point, point.energy_mj, side)
     line = [[point.latency_ms.value, point.energy_mj.value] for point in front if point.energy_mj]
     look = {"color": GREY, "type": "dashed", "width": 1}
     options["series"].append({"type": "line", "data": line, "showSymbol": False, "lineStyle": look, "silent": True})
     return options
 
 
-def latency(points: Sequence[Point]) -> dict[str, Any]:
-    """Return a chart of the latencies of variants without energy, each on a separate line, fastest on top."""
-    options = _by_variant()
-    ordered = sorted(points, key=lambda point: -point.latency_ms.value)
-    names = {"data": [_name(point) for point in ordered], "axisLabel": SOFT}
-    options["yAxis"] = names | {"type": "category", "axisTick": {"show": False}}
-    options["grid"] = {"left": 8, "right": 24, "top": 8, "bottom": 40, "containLabel": True}
-    for place, point in enumerate(ordered):
-        bar, marker = _marked(point, place)
-        options["series"] += [bar, marker | {"label": {"show": False}}]
-    return options
-
-
-def _name(point: Point) -> str:
-    return f"{'✕ ' * bool(point.why)}{point.label}"
-
-
-def _by_variant() -> dict[str, Any]:
-    options = base("")
-    options["grid"] = {"left": 64, "right": 24, "top": 32, "bottom": 48}
-    options["legend"] = {"show": False}  # because each point has a label
-    options["xAxis"] = _value_axis("median, ms") | {"nameLocation": "middle", "nameGap": 28, "min": 0}
-    options["tooltip"] = {"trigger": "item", "confine": True}
-    del options["toolbox"]  # because there is too little to zoom into
-    return options
-
-
-def _marked(point: Point, height: float, side: str = "right") -> list[dict[str, Any]]:
-    """Return a point in its variant's colour and shape, crossed out if it cannot win, and its latency bar."""
+def _marked(point: Point, energy_mj: Figure, side: str) -> list[dict[str, Any]]:
+    """Return a point in its variant's colour and shape, crossed out if it cannot win, and its error bars."""
+    middle = [point.latency_ms.value, energy_mj.value]
     marker = {
         "type": "scatter",
-        "data": [{"value": [point.latency_ms.value, height], "name": _name(point)}],
+        "data": [{"value": middle, "name": f"{'✕ ' * bool(point.why)}{point.label}"}],
         "symbol": CROSS if point.why else shape(point.variant),
         "symbolSize": 13,
         "itemStyle": {"color": BAD if point.why else colour(point.variant)},
@@ -185,7 +163,8 @@ def _marked(point: Point, height: float, side: str = "right") -> list[dict[str, 
         | ({"color": BAD} if point.why else SOFT),
         "labelLayout": {"hideOverlap": True},
     }
-    return [_bar([[end, height] for end in point.latency_ms[1:]]), marker]
+    latency, energy = ([[end, middle[1]] for end in point.latency_ms[1:]], [[middle[0], end] for end in energy_mj[1:]])
+    return [_bar(latency), _bar(energy), marker]
 
 
 def _bar(ends: list[list[float | None]]) -> dict[str, Any]:

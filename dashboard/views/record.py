@@ -22,7 +22,6 @@ from benchd.dashboard.layout import (
     local,
     notice,
     record_path,
-    result_path,
 )
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.messages import Result
@@ -47,9 +46,8 @@ def add(store: Store) -> None:
             if result is None or record is None:
                 notice("This record is unknown here. Results lists the known ones.")
                 return
-            profile = await to_thread(queries.newest_profile, store, result)
             _head(result, record)
-            _links(result, profile)
+            _links(result)
             with ui.element("div").classes("grid"):
                 _card("Result", _result(result, record))
                 _card("Check", _check(record))
@@ -74,17 +72,13 @@ def _head(result: Result, record: Record) -> None:
         ui.label("✕ its answers are wrong: it fails its numerical check").classes("verdict bad")
 
 
-def _links(result: Result, profile: str | None) -> None:
+def _links(result: Result) -> None:
     with ui.row():
         ui.link("raw record", record_path(result.key)).classes("link")
         ui.link("history", history_path(result.device_id, result.case_id)).classes("link")
         ui.link("device", f"/device/{quote(result.device_id)}").classes("link")
         if PROFILED in result.flags:
             ui.label("this is a profile: it is never ranked or compared").classes("soft")
-        elif profile:
-            ui.link("its newest profile", result_path(profile)).classes("link")
-        else:
-            ui.label("not profiled; benchd profile shows where its time goes").classes("soft")
 
 
 def _card(title: str, pairs: dict[str, object]) -> None:

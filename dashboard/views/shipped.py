@@ -23,19 +23,15 @@ NONE = "Nothing is deployed. Add a folder written by benchd ship to the configur
 
 
 def add(store: Store) -> None:
-    """Serve the view at /shipped; `name` shows only one folder."""
+    """Serve the view at /shipped."""
 
     @ui.page("/shipped", response_timeout=PATIENCE_S)
-    async def shipped(name: str = "") -> None:
+    async def shipped() -> None:
         async with frame("What is deployed"):
             empty, place = notice(NONE), PagePart("")
 
             async def refresh() -> None:
-                on_boards = [
-                    on_board
-                    for on_board in await to_thread(queries.deployed, store)
-                    if name in ("", on_board.found.name)
-                ]
+                on_boards = await to_thread(queries.deployed, store)
                 empty.set_visibility(not on_boards)
                 if place.renew(on_boards, time.time() // AGES_S):
                     with place.column:
@@ -53,8 +49,7 @@ def _folders(on_boards: Sequence[OnBoard]) -> None:
             (on_board for on_board in on_boards if on_board.found.name == name),
             key=lambda on_board: _calm(on_board, now_s),
         )
-        with heading(short(name)):
-            ui.link("this one alone", f"/shipped?name={quote(name)}").classes("link soft")
+        heading(short(name))
         _table(boards[:SHOWN], now_s)
         ui.label(more(len(boards) - SHOWN)).classes("soft")
     ui.label(more(len(names) - SHOWN)).classes("soft")

@@ -83,9 +83,11 @@ def _chart(group: Group, points: Sequence[Point]) -> None:
     with ui.element("section").classes("card"):
         heading(short(f"{kind}: {count(max(point.boards for point in points), 'board')}"))
         ui.label(short(f"energy: {group.scope}") if best or group.scope else NO_ENERGY).classes("soft")
-        chart = charts.trade_off(points, best) if group.scope else charts.latency(points)
-        height_rem = 20 if group.scope else 4 + 1.5 * len(points)
-        ui.echart(chart, renderer="svg").style(f"height: {height_rem}rem; width: 100%")
+        if group.scope:
+            ui.echart(charts.trade_off(points, best), renderer="svg").style("height: 20rem; width: 100%")
+        else:
+            fastest_first = sorted(points, key=lambda point: point.latency_ms.value)
+            ui.label("Fastest first: " + short("; ".join(_words(point) for point in fastest_first if not point.why)))
         if best:
             ui.label("Not beaten on both axes: " + short("; ".join(map(_words, best))))
             beaten = [point for point in points if point.energy_mj and not point.why and point not in best]

@@ -45,7 +45,7 @@ def asked(store: Store, known: Result) -> dict[str, Callable[[], object]]:
         "history": lambda: queries.history(store, known.device_id, known.case_id, 200),
         "trade-off": lambda: Answers(store, Changes(store)).newest(),
         "changes": lambda: [Changes(store).update(since) for since in (*UPDATES, "2026-01-01")],
-        "record": lambda: [queries.result(store, known.key), queries.newest_profile(store, known)],
+        "record": lambda: queries.result(store, known.key),
         "names": lambda: queries.names(store),
         "fleet": lambda: queries.fleet(store, time.time()),
         "device": lambda: queries.marks(store, known.device_id, time.time() - 300),

@@ -1,4 +1,4 @@
-// Draws SVG charts: scatter (with steps and stacked areas), and row, box and bar charts with a row per name.
+// Draws SVG charts: scatter (with steps and stacked areas), and row and bar charts with a row per name.
 const SPACE = { left: 64, right: 14, top: 10, bottom: 46 }, HEIGHT = 400, ROW = 36;
 
 function node(name, attributes, parent, text) {
@@ -145,7 +145,7 @@ function scatter(svg, chart, width, height) {
   }
 }
 
-// Marks in the row of their name, with error bars or with a box around the middle half of the values.
+// Marks in the row of their name, with error bars.
 function rows(svg, chart, width, height) {
   const ends = ({ x, error_x: bar }) => x.flatMap((v, n) => (bar ? [v - bar.arrayminus[n], v + bar.array[n]] : [v]));
   const x = scaled(chart.data.flatMap(ends), chart.layout.xaxis, SPACE.right, width - SPACE.right);
@@ -153,17 +153,8 @@ function rows(svg, chart, width, height) {
   axes(svg, x, y, width, height, chart.layout, SPACE.right);
   for (const trace of chart.data) {
     const part = node("g", { "data-name": trace.name }, svg);
-    if (trace.type === "box") box(part, trace, x, y.at(trace.y[0]) + y.step / 4, y.step / 5);
     marks(part, trace, x, y);
   }
-}
-
-function box(parent, trace, x, at, half) {
-  const sorted = [...trace.x].sort((a, b) => a - b);
-  const quantile = (q) => { const n = q * (sorted.length - 1), low = Math.floor(n); return sorted[low] + (n - low) * ((sorted[low + 1] ?? sorted[low]) - sorted[low]); };
-  const [low, middle, high] = [0.25, 0.5, 0.75].map((q) => x.at(quantile(q)));
-  const drawn = `M${low} ${at - half}H${high}V${at + half}H${low}ZM${middle} ${at - half}V${at + half}`;
-  node("title", {}, node("path", { d: drawn, fill: trace.colour, "fill-opacity": 0.25, stroke: trace.colour }, parent), trace.name);
 }
 
 function bars(svg, chart, width, height) {
@@ -183,7 +174,7 @@ function bars(svg, chart, width, height) {
 }
 
 function legend(chart, below) {
-  const named = chart.data.filter((trace) => trace.name && trace.showlegend !== false && trace.type !== "box");
+  const named = chart.data.filter((trace) => trace.name && trace.showlegend !== false);
   if (named.length < 2) return;
   for (const trace of named) {
     const entry = document.createElement("span"), spot = node("svg", { width: 14, height: 14, "aria-hidden": true }, entry);
@@ -202,8 +193,8 @@ function draw() {
       colours[name] ??= trace.colour ?? COLOURS[Object.keys(colours).length % COLOURS.length];
       return { ...trace, colour: colours[name] };
     });
-    const kinds = { bar: bars, box: rows, row: rows }, names = new Set(chart.data.flatMap((trace) => trace.y));
-    const height = ["bar", "box", "row"].includes(kind) ? SPACE.top + SPACE.bottom + names.size * ROW : HEIGHT;
+    const kinds = { bar: bars, row: rows }, names = new Set(chart.data.flatMap((trace) => trace.y));
+    const height = ["bar", "row"].includes(kind) ? SPACE.top + SPACE.bottom + names.size * ROW : HEIGHT;
     const svg = node("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": chart.title });
     const below = document.createElement("div");
     below.className = "legend";

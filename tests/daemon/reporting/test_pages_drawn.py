@@ -63,7 +63,7 @@ def test_a_page_is_small_and_draws_every_chart(name, made, opened):
     assert made[name].stat().st_size < MOST_BYTES
     shown_page = opened(name)
     charts = shown_page.locator(".chart")
-    assert charts.count() == {"report": 5, "profile": 3}[name]
+    assert charts.count() == {"report": 4, "profile": 3}[name]
     for place in range(charts.count()):
         assert charts.nth(place).locator("svg").locator("circle, rect, path").count() > 1
     assert "NaN" not in shown_page.content()

@@ -160,7 +160,6 @@ def test_the_charts_hold_the_front_and_the_new_level(page):
     assert ring["x"] == ["2026-01-07T00:00:00.000Z"]
     batches = next(trace for trace in by_title["Throughput by batch size"]["data"] if trace["name"] == "vim_tiny eager")
     assert batches["x"] == [1, 4]
-    assert len(by_title["Run-to-run consistency"]["data"][0]["x"]) == 36
 
 
 @pytest.fixture
@@ -240,7 +239,7 @@ def test_charts_tell_devices_power_modes_and_scopes_apart(drawn):
         record(2, "eager", 10.0, environment=low),
         record(3, "eager", 1.0, environment=cuda, energy=board),
     )
-    energy, batches, variants, consistency, _ = by_title.values()
+    energy, batches, variants, _ = by_title.values()
     fronts = {name for name in points(energy) if name.endswith("front")}
     places = ("on cpu{}", "on cpu at 15W{}", "on cuda{}")
     module, card = " of module: front", " of GPU board: front"
@@ -249,7 +248,6 @@ def test_charts_tell_devices_power_modes_and_scopes_apart(drawn):
     }
     assert points(batches).keys() == {f"vim_tiny eager {place.format('')}" for place in places}
     assert sorted(variants[0]["y"]) == [f"vim_tiny b1 {place.format('')}" for place in places]
-    assert [box["name"] for box in consistency] == [f"vim_tiny,eager,b1 {place.format('')}" for place in places]
 
 
 def test_a_time_of_zero_is_left_out_of_the_charts_and_named(drawn):
@@ -263,12 +261,11 @@ def test_a_time_of_zero_is_left_out_of_the_charts_and_named(drawn):
     assert "vim_tiny b1: ship: eager" in words
 
 
-def test_one_process_is_no_box_and_is_said_with_hardware_clocks_and_units(drawn):
+def test_one_process_is_said_with_hardware_clocks_and_units(drawn):
     clocks = {"cpu_clock_hz": Summary(1e9, 1.2e9, 2e9, 9, "procfs")}
     fast = msgspec.structs.replace(ENVIRONMENT, cpu_max_hz=3e9, power_mode="15W")
     single = record(1, "eager", 9.0, processes=[ProcessResult(status="ok", timing=timing(9.0))])
-    by_title, words = drawn(msgspec.structs.replace(single, environment=fast, telemetry=clocks))
-    assert "Run-to-run consistency" not in by_title
+    _, words = drawn(msgspec.structs.replace(single, environment=fast, telemetry=clocks))
     for text in (
         "bench-abc123: cpu: cpu, 2 threads | power mode 15W | ran at 1200 of 3000 MHz",
         "1 of 1 records with only one process",
