@@ -28,7 +28,6 @@ EMPTY = "No results match. Clear the filters, or measure something: bench-once -
 STATUSES = ["ok", "failed", "timeout", "unsupported", "aborted"]
 CHECKS = ["passed", "failed", "void", queries.UNCHECKED]
 
-_Inputs = dict[str, ui.select | ui.input]
 _Which = Annotated[Filter, Depends()]  # its fields are the words in the URL
 
 
@@ -59,21 +58,23 @@ COLUMNS = {
 
 
 class _Query(NamedTuple):
+    """What the page shows: choosing anything else opens the address of that."""
+
     which: Filter
     sort: str
     descending: bool
     page: int
     rows: int
 
-    def query(self) -> str:
-        """Return the selection as the query of a URL, without defaults."""
+    def path(self) -> str:
+        """Return the address of this selection, without defaults."""
         paging = {
             "sort": self.sort if self.sort != NEWEST else "",
             "up": "" if self.descending else "1",
             "page": str(self.page) if self.page > 1 else "",
             "rows": str(self.rows) if self.rows != ROWS[0] else "",
         }
-        return query(self.which._asdict() | paging)
+        return f"/results{query(self.which._asdict() | paging)}"
 
 
 class _Table(ui.table, component="results_table.js"):
@@ -118,68 +119,37 @@ def _csv(rows: Iterable[Iterable[object]]) -> str:
 
 
 async def _show(store: Store, requested: _Query) -> None:
-    offered = await to_thread(_offered, store)
-    with ui.row().style("gap: .75rem; width: 100%"):
-        inputs: _Inputs = {**_filters(offered, requested.which._asdict())}
-        search = ui.input("search", value=requested.which.text).props("debounce=300 clearable dense")
-        for name, label in DAYS.items():
-            inputs[name] = ui.input(label, value=getattr(requested.which, name))
-            inputs[name].props("type=date dense stack-label clearable debounce=500")
+    _filters(await to_thread(_offered, store), requested)
     empty = notice(EMPTY)
     table = _table(requested)
     with ui.row():
         compare = ui.button("Compare two", on_click=lambda: _compare(table)).props("no-caps").classes("from-600")
-        csv = ui.link("Download as CSV", "/results.csv").classes("link")
+        ui.link("Download as CSV", f"/results.csv{query(requested.which._asdict())}").classes("link")
     compare.bind_enabled_from(table, "selected", backward=lambda chosen: len(chosen) == 2)
-    filled_with: list[Any] = []  # the newest result and the selection when the table was filled
-    total = [table.pagination["rowsNumber"]]
-    chosen = partial(_chosen, table, inputs, search)
+    filled_with: list[tuple[int, int]] = []  # the newest result and event when the table was filled
 
     async def show() -> None:
-        wanted = chosen()
-        now = [await to_thread(queries.newest, store), wanted]
+        now = [await to_thread(queries.newest, store)]
         if now == filled_with:
             return
-        page = await to_thread(_page, store, wanted)
+        page = await to_thread(_page, store, requested)
         names = await to_thread(queries.names, store)
-        if chosen() != wanted:  # a selection made in the meantime may have been answered first
-            return
-        total[:] = [page.total]
         table.pagination = {**table.pagination, "rowsNumber": page.total}
         table.rows[:] = [_row(result, names) for result in page.results]
         table.columns[:] = _columns(page.results)
         table.update()
-        csv.props["href"] = f"/results.csv{query(wanted.which._asdict())}"
         empty.set_visibility(not page.total)
         filled_with[:] = now
 
-    async def turn(event: events.GenericEventArguments) -> None:
-        table.pagination = event.args["pagination"]
-        ui.navigate.history.replace(f"/results{chosen().query()}")
-        await show()
-
-    def keep_total() -> None:  # an older page's total, echoed by the browser, must not replace the current one
-        if table.pagination["rowsNumber"] != total[0]:
-            table.pagination = {**table.pagination, "rowsNumber": total[0]}
-
-    async def first_page() -> None:
-        table.pagination = {**table.pagination, "page": 1}
-        ui.navigate.history.replace(f"/results{chosen().query()}")
-        await show()
-
-    table.on("request", turn)
-    table.on_pagination_change(keep_total)
-    for field in (*inputs.values(), search):
-        field.on_value_change(first_page)
     await follow(show, REFRESH_S)
 
 
-def _chosen(table: _Table, inputs: _Inputs, search: ui.input) -> _Query:
-    paging, fields = table.pagination, {name: field.value or "" for name, field in inputs.items()}
-    which = Filter(**fields, text=search.value or "")
-    rows = int(paging["rowsPerPage"])
-    sort = str(paging["sortBy"] or NEWEST)
-    return _Query(which, sort, bool(paging["descending"]), int(paging["page"]), rows if rows in ROWS else ROWS[0])
+def _turn(requested: _Query, event: events.GenericEventArguments) -> None:
+    """Open the page, or the order, that was chosen in the table."""
+    paging = event.args["pagination"]
+    sort, rows = str(paging["sortBy"] or NEWEST), int(paging["rowsPerPage"])
+    turned = requested._replace(sort=sort, descending=bool(paging["descending"]), page=int(paging["page"]), rows=rows)
+    ui.navigate.to(turned.path())
 
 
 def _offered(store: Store) -> dict[str, dict[str, str]]:
@@ -191,15 +161,24 @@ def _offered(store: Store) -> dict[str, dict[str, str]]:
     }
 
 
-def _filters(offered: dict[str, dict[str, str]], chosen: dict[str, str]) -> dict[str, ui.select]:
-    return {
-        name: ui.select(
-            {**({chosen[name]: chosen[name]} if chosen[name] else {}), **values}, label=name, value=chosen[name] or None
-        )
-        .props("clearable dense options-dense")
-        .style("min-width: 9rem")
-        for name, values in offered.items()
-    }
+def _filters(offered: dict[str, dict[str, str]], requested: _Query) -> None:
+    chosen = requested.which._asdict()
+
+    def choose(name: str, value: str | None) -> None:
+        which = requested.which._replace(**{name: value or ""})
+        ui.navigate.to(requested._replace(which=which, page=1).path())
+
+    with ui.row().style("gap: .75rem; width: 100%"):
+        for name, values in offered.items():
+            options = {**({chosen[name]: chosen[name]} if chosen[name] else {}), **values}
+            field = ui.select(options, label=name, value=chosen[name] or None)
+            field.on_value_change(lambda event, name=name: choose(name, event.value))
+            field.props("clearable dense options-dense").style("min-width: 9rem")
+        search = ui.input("search, then Enter", value=chosen["text"]).props("dense")
+        search.on("keydown.enter", lambda: choose("text", search.value))
+        for name, label in DAYS.items():
+            day = ui.input(label, value=chosen[name]).props("type=date dense stack-label clearable debounce=500")
+            day.on_value_change(lambda event, name=name: choose(name, event.value))
 
 
 def _table(requested: _Query) -> _Table:
@@ -210,6 +189,7 @@ def _table(requested: _Query) -> _Table:
     }
     paging |= {"sortBy": requested.sort, "descending": requested.descending}
     table = _Table(rows=[], columns=_columns([]), row_key="key", selection="multiple", pagination=paging)
+    table.on("request", partial(_turn, requested))
     return table.props(f"binary-state-sort flat dense :rows-per-page-options='{list(ROWS)}'").style("width: 100%")
 
 
