@@ -83,41 +83,35 @@ def add(store: Store, changes: Changes) -> None:
     @ui.page("/changes", response_timeout=PATIENCE_S)
     async def show(since: str = "setup", verdict: str = "", q: str = "", page: int = 1) -> None:
         since = since if _is_known(since) else "setup"
-        selections = [_Selection(since, verdict if verdict in SORTS else "", q, limits.page(page))]
+        selection = _Selection(since, verdict if verdict in SORTS else "", q, limits.page(page))
         async with frame("Changes"):
-            search = _choices(selections)
+            _choices(selection)
             reading, strip = notice(""), PagePart("strip")
             ui.label(CAPTION).classes("soft")
             empty, place = notice(NONE), PagePart("changes")
             rest = ui.link("", "/changes").classes("link")
 
             async def refresh() -> None:
-                now = await to_thread(_read, store, changes, selections[0])
+                now = await to_thread(_read, store, changes, selection)
                 reading.set_text(f"Reading the records of {count(now.left, 'more board')}.")
                 reading.set_visibility(bool(now.left))
                 empty.set_text(NO_MATCH if now.known else NONE)
                 empty.set_visibility(not now.blocks and not now.left)
-                if strip.renew(now.counts, selections):
+                if strip.renew(now.counts):
                     with strip.column:
-                        _strip(now.counts, selections[0])
-                first = SHOWN * (selections[0].page - 1)
+                        _strip(now.counts, selection)
+                first = SHOWN * (selection.page - 1)
                 rest.set_text(more(len(now.blocks) - first - SHOWN))
                 rest.set_visibility(bool(rest.text))
-                rest.props["href"] = selections[0].path(page=selections[0].page + 1)
+                rest.props["href"] = selection.path(page=selection.page + 1)
                 visible = now.blocks[first : first + SHOWN]
                 judged = [(change.now_key, change.verdict) for block in visible for change in block]
                 ages = [age(time.time() - change.first_s) for block in visible for change in block]
                 if place.renew(judged, ages, now.names, now.broken):
                     with place.column:
                         for block in visible:
-                            _block(block, now, selections[0])
+                            _block(block, now, selection)
 
-            async def searched() -> None:
-                selections[:] = [selections[0]._replace(q=search.value or "", page=1)]
-                ui.navigate.history.replace(selections[0].path())
-                await refresh()
-
-            search.on_value_change(searched)
             await follow(refresh)
 
 
@@ -125,25 +119,25 @@ def _is_known(since: str) -> bool:
     return since in UPDATES or day_s(since) is not None
 
 
-def _choices(selections: list[_Selection]) -> ui.input:
-    """Show the selection; choosing an update opens its page. Return the search field."""
-    day = selections[0].since if selections[0].since not in SINCE else ""
+def _choices(selection: _Selection) -> None:
+    """Show the selection; choosing another one opens its page."""
+    day = selection.since if selection.since not in SINCE else ""
     with ui.row().style("gap: .75rem; width: 100%; align-items: center"):
-        update = ui.select(SINCE, label="since", value=DATE if day else selections[0].since)
+        update = ui.select(SINCE, label="since", value=DATE if day else selection.since)
         update.props("dense options-dense").style("min-width: 15rem")
         date = ui.input("day (UTC)", value=day or time.strftime("%Y-%m-%d", time.gmtime()))
         date.props("type=date dense stack-label debounce=500").bind_visibility_from(update, "value", value=DATE)
-        search = ui.input("board, case or what changed", value=selections[0].q)
-        search.props("debounce=300 clearable dense").style("min-width: 15rem")
+        search = ui.input("board, case or what changed, then Enter", value=selection.q)
+        search.props("dense").style("min-width: 18rem")
+        search.on("keydown.enter", lambda: ui.navigate.to(selection.path(q=search.value)))
 
     def chosen() -> None:
         since = str(date.value) if update.value == DATE else str(update.value)
         if _is_known(since):
-            ui.navigate.to(selections[0].path(since=since))
+            ui.navigate.to(selection.path(since=since))
 
     update.on_value_change(chosen)
     date.on_value_change(chosen)
-    return search
 
 
 def _read(store: Store, changes: Changes, selection: _Selection) -> _State:
