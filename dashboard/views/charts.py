@@ -167,6 +167,6 @@ def _marked(point: Point, energy_mj: Figure, side: str) -> list[dict[str, Any]]:
     return [_bar(latency), _bar(energy), marker]
 
 
-def _bar(ends: list[list[float | None]]) -> dict[str, Any]:
+def _bar(ends: Sequence[Sequence[float | None]]) -> dict[str, Any]:
     look = {"color": GREY, "width": 2, "opacity": 0.7}
     return {"type": "line", "data": ends, "showSymbol": False, "lineStyle": look, "silent": True}
