@@ -230,7 +230,7 @@ def judge(effect: Effect, alpha: float = ALPHA, min_effect: float = MIN_EFFECT, 
     interval, narrow = effect.interval(1.0 - alpha), effect.interval(1.0 - 2.0 * same_alpha)
     answer: Answer = "inconclusive"
     decided = _ASSUMED if effect.is_assumed else ""
-    if _excludes_zero(interval) and abs(effect.share) >= min_effect:
+    if interval.excludes_zero and abs(effect.share) >= min_effect:
         answer, reason = "slower" if effect.share > 0.0 else "faster", decided
     elif narrow.low > -_margin(min_effect) and narrow.high < _margin(min_effect):
         answer, reason = "same", decided
@@ -251,7 +251,7 @@ def _undecided(effect: Effect, interval: Interval, alpha: float, min_effect: flo
     """Return why the effect is neither a difference nor SAME, and what would settle it."""
     if effect.is_assumed:
         return f"{_ASSUMED}; measure each side on several days, or use benchd compare --live"
-    if _excludes_zero(interval):
+    if interval.excludes_zero:
         return f"the difference is real, but below the smallest that counts here, {100 * min_effect:.2g} %"
     repeats = deciding_repeats(effect, alpha, min_effect)
     number = f"about {repeats}" if repeats else f"more than {MOST_REPEATS}"
@@ -313,10 +313,6 @@ def judge_plan(effects: Sequence[Effect], min_effect: float = MIN_EFFECT) -> lis
     while len(verdicts) < len(effects):
         left = [place for place in range(len(effects)) if place not in verdicts]
         judged = {place: judge(effects[place], ALPHA / len(left), min_effect) for place in left}
-        differing = {place: verdict for place, verdict in judged.items() if _excludes_zero(verdict.interval)}
+        differing = {place: one for place, one in judged.items() if one.interval and one.interval.excludes_zero}
         verdicts |= differing or judged
     return [verdicts[place] for place in range(len(effects))]
-
-
-def _excludes_zero(interval: Interval | None) -> bool:
-    return interval is not None and not interval.low <= 0.0 <= interval.high

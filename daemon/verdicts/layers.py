@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from benchd.daemon.records import LayerTime, ProcessResult
 from benchd.daemon.verdicts.effects import ALPHA, mean_and_variance
-from benchd.daemon.verdicts.statistics import Interval, student_t_quantile
+from benchd.daemon.verdicts.statistics import Interval, mean_interval, student_t_quantile
 
 BETWEEN = "between the layers"
 FEWEST_ROUNDS = 3
@@ -111,8 +111,8 @@ def judge(rounds: Sequence[Round]) -> LayerVerdict | None:
     if len(rounds) < FEWEST_ROUNDS or not all(pair.first and pair.second for pair in rounds):
         return None
     added = [pair.second_ms - pair.first_ms for pair in rounds]
-    interval_ms = _interval(added, ALPHA)
-    if not _excludes_zero(interval_ms):
+    interval_ms = mean_interval(added)
+    if not interval_ms.excludes_zero:
         return None
     groups = _groups(rounds[0].first, rounds[0].second)
     before = [[_sum_ms(pair.first, group.first) for group in groups] for pair in rounds]
@@ -126,7 +126,7 @@ def judge(rounds: Sequence[Round]) -> LayerVerdict | None:
     between = [step - sum(late) + sum(early) for step, early, late in zip(added, before, after, strict=True)]
     columns = [*(list(column) for column in zip(*beyond, strict=True)), between]
     changes = sorted(_standing_out([*groups, _Group(BETWEEN, frozenset(), frozenset(), "")], columns, added), key=_size)
-    common = math.expm1(fmean(shared)) if _excludes_zero(_interval(shared, ALPHA)) else None
+    common = math.expm1(fmean(shared)) if mean_interval(shared).excludes_zero else None
     change = fmean(added)
     verdict = LayerVerdict(added_ms=change, interval_ms=interval_ms, layers=len(groups), changes=changes, common=common)
     if common is None or any(abs(layer_change.added_ms) > MOST_OF_ONE * abs(change) for layer_change in changes):
@@ -152,7 +152,7 @@ def _standing_out(
     left = dict(enumerate(columns))
     while True:
         alpha = ALPHA / max(len(left), 1)
-        clear = [place for place, column in left.items() if _excludes_zero(_interval(column, alpha))]
+        clear = [place for place, column in left.items() if mean_interval(column, alpha).excludes_zero]
         if not clear:
             return
         for place in clear:
@@ -163,20 +163,10 @@ def _standing_out(
                     name=groups[place].name,
                     note=groups[place].note,
                     added_ms=fmean(column),
-                    interval_ms=_interval(column, ALPHA),
+                    interval_ms=mean_interval(column),
                     share=fmean(column) / fmean(added),
                     share_interval=_ratio_interval(column, added),
                 )
-
-
-def _interval(values: Sequence[float], alpha: float) -> Interval:
-    centre, variance = mean_and_variance(values)
-    reach = student_t_quantile(1.0 - alpha / 2.0, len(values) - 1.0) * math.sqrt(variance / len(values))
-    return Interval(centre - reach, centre + reach)
-
-
-def _excludes_zero(interval: Interval) -> bool:
-    return not interval.low <= 0.0 <= interval.high
 
 
 def _ratio_interval(parts: Sequence[float], wholes: Sequence[float]) -> Interval | None:

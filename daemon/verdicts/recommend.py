@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -162,21 +162,7 @@ def newest(records: Iterable[Record]) -> list[Record]:
     return list({(place(record), record.case_id): record for record in in_time(records)}.values())
 
 
-class Timestamped(Protocol):
-    """Anything with the timestamps of a record."""
-
-    @property
-    def t_wall(self) -> str: ...  # noqa: D102
-    @property
-    def t_mono_ns(self) -> int: ...  # noqa: D102
-    @property
-    def boot_id(self) -> str: ...  # noqa: D102
-
-
-T = TypeVar("T", bound=Timestamped)
-
-
-def in_time(records: Iterable[T]) -> list[T]:
+def in_time(records: Iterable[Record]) -> list[Record]:
     """Return the records, oldest first; within a boot by the monotonic clock, because the wall clock may be set."""
     known = list(records)
     ends: dict[str, str] = {}

@@ -47,6 +47,11 @@ class Interval(msgspec.Struct, frozen=True):
     low: float
     high: float
 
+    @property
+    def excludes_zero(self) -> bool:
+        """Return whether 0 is outside."""
+        return not self.low <= 0.0 <= self.high
+
 
 class StopRule(msgspec.Struct, frozen=True):
     """When a measuring loop may stop; `half_width` is relative to the median, and None means to run until the cap.
@@ -144,9 +149,9 @@ def _hill_quantile(tails: float, n: float) -> float:
     return math.sqrt(n * math.expm1(a * y * y))
 
 
-def mean_interval(values: Sequence[float]) -> Interval | None:
-    """Return the 95 % t interval on the mean of independent values; None for fewer than two."""
-    return _t_interval(values, len(values)) if len(values) > 1 else None
+def mean_interval(values: Sequence[float], alpha: float = 0.05) -> Interval:
+    """Return the t interval on the mean of at least two independent values, at the two-sided error `alpha`."""
+    return _t_interval(values, len(values), alpha)
 
 
 def block_estimate(block_medians: Sequence[float], effective: float | None = None) -> tuple[float, Interval | None]:
@@ -188,13 +193,13 @@ def _from_logarithms(interval: Interval) -> Interval | None:
     return Interval(math.exp(interval.low), math.exp(interval.high))
 
 
-def _t_interval(values: Sequence[float], effective: float) -> Interval:
+def _t_interval(values: Sequence[float], effective: float, alpha: float = 0.05) -> Interval:
     # The squared deviations divided by n (effective - 1) are an unbiased estimate of the variance of the mean, which
     # correlation increases while it reduces the observed spread. For independent values, it is the familiar s^2 / n.
     centre = math.fsum(values) / len(values)
     squares = math.fsum((value - centre) ** 2 for value in values)
     error = math.sqrt(squares / (len(values) * (effective - 1.0)))
-    reach = student_t_quantile(0.975, effective - 1.0) * error
+    reach = student_t_quantile(1.0 - alpha / 2.0, effective - 1.0) * error
     return Interval(centre - reach, centre + reach)
 
 

@@ -48,7 +48,7 @@ def main(pairs: Annotated[int, typer.Option(help="Sections with and without the 
         share = (sum(client.cpu_times()[:2]) - used_s) / (time.monotonic() - wall_s)
     for name, values in zip(("wall time", "processor time"), zip(*logs, strict=True), strict=True):
         interval = mean_interval(values)
-        spread = f"{math.exp(interval.low):.5f} to {math.exp(interval.high):.5f}" if interval else "-"
+        spread = f"{math.exp(interval.low):.5f} to {math.exp(interval.high):.5f}"
         typer.echo(f"{name} with the client over without: {math.exp(sum(values) / pairs):.5f} (95 %: {spread})")
     typer.echo(f"processor time of the client: {100 * share:.4f} % of one core ({pairs} pairs of {SECTION_S} s)")
 
