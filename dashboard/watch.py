@@ -14,7 +14,7 @@ from benchd.daemon.delivery.broker import Broker, ConnectionEnded
 from benchd.daemon.delivery.connection import IncomingMessage
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.reporting.console import console_on
-from benchd.daemon.reporting.tables import ALARM, bar, cut, figures, light
+from benchd.daemon.reporting.tables import ALARM, cut, figures, light
 from benchd.dashboard import queries
 from benchd.dashboard.feed import Feed
 from benchd.dashboard.messages import Result, rows
@@ -100,21 +100,19 @@ def trouble(device: Device) -> str:
 
 def _fleet(devices: list[Device], width: int) -> Table:
     more, everything = width >= MORE, width >= ALL
-    left = width - 24 - 13 * more - 25 * everything  # width left for text, after figures and column separators
+    left = width - 24 - 13 * more - 15 * everything  # width left for text, after figures and column separators
     names, troubles = ([_plain(text(device)) for device in devices] for text in (lambda one: one.device_id, trouble))
     name_width = min(max(map(len, names), default=0), left // (3 if everything else 2))
     trouble_width = min(max(map(len, troubles), default=0), (left - name_width) // (2 if everything else 1))
-    full_w = max((device.power_w or 0.0 for device in devices), default=0.0)
     table = light("device", "state", *figures("power"), *(figures("last data") if more else []))
-    for heading in ["", "backlog", "doing"] * everything + ["trouble"]:
+    for heading in ["backlog", "doing"] * everything + ["trouble"]:
         table.add_column(heading, no_wrap=True)
     for device, name, wrong in zip(devices, names, troubles, strict=True):
         cells = [_end(name, name_width), SIGNS[device.state], figure(device.power_w, "W")]
         cells += [age(device.age_s)] if more else []
         if everything:
-            drawn = bar(device.power_w / full_w) if device.power_w and full_w else ""
             doing = cut(_plain(_doing(device)), left - name_width - trouble_width)
-            cells += [drawn, str(device.health.pending), doing]
+            cells += [str(device.health.pending), doing]
         table.add_row(*map(Text, cells), Text(cut(wrong, trouble_width), ALARM if wrong else ""))
     return table
 

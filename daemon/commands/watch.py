@@ -54,7 +54,7 @@ def watch(
 
 def watch_sensors(sources: list[str], seconds: float | None, out: TextIO) -> None:
     """Show every metric of the last second until Ctrl-C or for `seconds`, as plain lines if `out` is not a terminal."""
-    console, most = console_on(out), dict[str, float]()
+    console = console_on(out)
     until = time.monotonic() + seconds if seconds is not None else float("inf")
     screen = Live(console=console, auto_refresh=False)
     with suppress(KeyboardInterrupt), as_interrupt(), SamplerProcess(sources, PERIOD_S) as sampler, screen:
@@ -62,7 +62,7 @@ def watch_sensors(sources: list[str], seconds: float | None, out: TextIO) -> Non
             summaries, report = _next(sampler)
             ticker.show(sys.stderr, "")  # `out` does not make room for it
             if out.isatty():
-                screen.update(sensors(summaries, report, console.width, most), refresh=True)
+                screen.update(sensors(summaries, report, console.width), refresh=True)
             else:
                 out.write("  ".join(f"{name}={summary.mean:.6g}" for name, summary in sorted(summaries.items())) + "\n")
                 out.flush()

@@ -1,4 +1,4 @@
-"""The live table of a machine's sensors: any clock throttling first, then readable units and a bar for each metric."""
+"""The live table of a machine's sensors: any clock throttling first, in readable units."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from rich.text import Text
 
 from benchd.daemon.records import SamplerReport, Summary, throttles
 from benchd.daemon.reporting.results_table import figure
-from benchd.daemon.reporting.tables import ALARM, bar, cut, figures, light
+from benchd.daemon.reporting.tables import ALARM, cut, figures, light
 
 UNITS = {
     "_w": ("W", 1.0),
@@ -23,16 +23,15 @@ UNITS = {
 ALL_COLUMNS = 80  # minimum terminal width for showing the extremes and the source too
 
 
-def sensors(summaries: Mapping[str, Summary], report: SamplerReport, width: int, most: dict[str, float]) -> Table:
-    """Return the table of the last second; `most` contains each metric's highest value so far and is updated."""
+def sensors(summaries: Mapping[str, Summary], report: SamplerReport, width: int) -> Table:
+    """Return the table of the last second."""
     is_wide = width >= ALL_COLUMNS
-    table = light("metric", *figures("mean"), "", *(figures("lowest", "highest") if is_wide else []))
+    table = light("metric", *figures("mean"), *(figures("lowest", "highest") if is_wide else []))
     if is_wide:
         table.add_column("source", no_wrap=True)
     for name, summary in sorted(summaries.items(), key=lambda item: (not _is_throttled(*item), item[0])):
-        most[name] = max(most.get(name, 0.0), summary.maximum)
         others = [_reading(name, summary.minimum), _reading(name, summary.maximum), cut(summary.source, 10)]
-        cells = [cut(_label(name), width // 3), _state(name, summary), _share(name, summary, most[name])]
+        cells = [cut(_label(name), width // 3), _state(name, summary)]
         table.add_row(*map(Text, cells + others * is_wide), style=ALARM if _is_throttled(name, summary) else "")
     failures = "\n".join(f"{source}: {failure}" for source, failure in report.failures.items())
     table.caption, table.caption_justify = Text(failures or "Ctrl-C to stop"), "left"
@@ -59,11 +58,3 @@ def _state(name: str, summary: Summary) -> str:
     if "throttle_reasons" in name:
         return "THROTTLED" if _is_throttled(name, summary) else "none"
     return _reading(name, summary.mean)
-
-
-def _share(name: str, summary: Summary, most: float) -> str:
-    """Return the bar for a mean, relative to 100 % or to the highest value so far."""
-    if "throttle_reasons" in name:
-        return ""
-    full = 100.0 if name.partition("@")[0].endswith("_percent") else most
-    return bar(summary.mean / full if full else 0.0)

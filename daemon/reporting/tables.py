@@ -11,7 +11,6 @@ from rich.table import Column, Table
 from rich.text import Text
 
 ALARM, GOOD = "bold red", "green"
-BAR = 8  # columns of a bar
 
 Cell = str | Text
 """The content of a cell, which is never interpreted as markup."""
@@ -76,13 +75,6 @@ def cut(text: str, width: int) -> str:
     while words and cell_len(beginning) + cell_len(words[0]) < width:
         beginning += words.pop(0)
     return f"{beginning}…"
-
-
-def bar(share: float) -> str:
-    """Return a bar of `BAR` columns, of which this share, 0 to 1, is filled, to an eighth of a column."""
-    eighths = round(8 * BAR * min(max(share, 0.0), 1.0))
-    part = " ▏▎▍▌▋▊▉"[eighths % 8] if eighths % 8 else ""
-    return f"{'█' * (eighths // 8)}{part}".ljust(BAR, "·")
 
 
 def light(*columns: str | Column) -> Table:

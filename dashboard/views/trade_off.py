@@ -8,10 +8,10 @@ from nicegui import ui
 
 from benchd.dashboard import queries
 from benchd.dashboard.answers import Answers, Newest
-from benchd.dashboard.layout import PATIENCE_S, frame, heading, notice, query, result_path
+from benchd.dashboard.layout import PATIENCE_S, frame, heading, notice, query
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import count, figure, more, short
+from benchd.dashboard.text import count, figure, short
 from benchd.dashboard.trade_off import Figure, Group, Point, front, groups
 from benchd.dashboard.views import charts
 
@@ -53,7 +53,6 @@ def add(store: Store, answers: Answers) -> None:
             with ui.element("div").classes("wide"):
                 for group, points in list(groups(wanted).items())[:SHOWN]:
                     _chart(group, points)
-            _failures(wanted, now.boards)
 
 
 def _read(store: Store, answers: Answers) -> _State:
@@ -90,8 +89,6 @@ def _chart(group: Group, points: Sequence[Point]) -> None:
             ui.label("Fastest first: " + short("; ".join(_words(point) for point in fastest_first if not point.why)))
         if best:
             ui.label("Not beaten on both axes: " + short("; ".join(map(_words, best))))
-            beaten = [point for point in points if point.energy_mj and not point.why and point not in best]
-            ui.label("Beaten: " + short("; ".join(map(_words, beaten)))).set_visibility(bool(beaten))
         for point in points:
             if point.why:
                 where = count(point.boards, "board")
@@ -105,15 +102,3 @@ def _words(point: Point) -> str:
 
 def _figure(measured: Figure, unit: str) -> str:
     return f"{figure(measured.value)} [{figure(measured.low)}, {figure(measured.high)}] {unit}"
-
-
-def _failures(newest: Sequence[Newest], names: dict[str, str]) -> None:
-    """List the cases whose newest run has no time, with the reason."""
-    failed = [entry.result for entry in newest if entry.result.status != "ok"]
-    if failed:
-        heading("Not measured")
-    for result in failed[:SHOWN]:
-        name = names.get(result.device_id, result.device_id)
-        words = f"✕ {result.case_id} on {name}: {result.status}, {result.reason or 'no reason given'}"
-        ui.link(short(words), result_path(result.key)).classes("change bad")
-    ui.label(more(len(failed) - SHOWN)).classes("soft")

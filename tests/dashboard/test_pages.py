@@ -210,7 +210,6 @@ def test_home_leads_to_a_change_whose_cause_is_not_separable_and_to_the_layers_t
         page.get_by_role("heading").get_by_text(re.compile(r"▲ 1 of 1 case slower, 10\.[01] %")).wait_for()
         row = page.get_by_role("row").filter(has_text="square,eager,b1")
         row.get_by_text(re.compile(SLOWER)).wait_for()
-        row.get_by_role("link", name="shipped folder: 12 of 14 %: conv2").wait_for()
         row.get_by_role("link", name="side by side").click()
         page.get_by_text(re.compile(r"SLOWER: time of B relative to A \+10\.")).wait_for()
         page.get_by_text("l4t 36.4.0 → 36.4.1: measured before and after, not side by side").wait_for()
@@ -383,9 +382,7 @@ def test_a_page_without_a_record_has_the_frame_and_says_what_to_do(site, browser
         page.get_by_role("link", name="Trade-off").wait_for()
 
 
-def test_a_page_comes_before_its_data_and_says_when_the_server_is_away(
-    mosquitto, browser, empty_postgres, tmp_path
-):
+def test_a_page_comes_before_its_data_and_says_when_the_server_is_away(mosquitto, browser, empty_postgres, tmp_path):
     storage = {"NICEGUI_STORAGE_PATH": str(tmp_path)}
     page = browser.new_page()
     page.set_default_timeout(WAIT_S * 1000)

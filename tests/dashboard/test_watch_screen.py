@@ -100,7 +100,7 @@ def test_hours_of_results_and_telemetry_leave_only_what_is_shown(monkeypatch):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_sensors_have_units_bars_and_throttling_first(width):
+def test_sensors_have_units_and_throttling_first(width):
     summaries = {
         "cpu_clock_hz": Summary(1e9, 2.6e9, 2.6e9, 9, "procfs"),
         "power_w@VDD_GPU_SOC": Summary(5.0, 6.5, 7.0, 9, "ina3221"),
@@ -114,13 +114,10 @@ def test_sensors_have_units_bars_and_throttling_first(width):
             summaries,
             Report(sources=[], cpu_s=0.0, period_s=0.1, period_p99_error=None, samples=9),
             width,
-            {"power_w@VDD_GPU_SOC": 13.0},
         )
     )
     lines = out.getvalue().splitlines()
     assert "THROTTLED" in lines[2]
     for cell in ("2600 MHz", "6.5 W", "1024 MiB", "50 %", "power VDD_GPU_SOC"):
         assert cell in out.getvalue()
-    (bar,) = re.findall("6.5 W +([█·]+)", out.getvalue())
-    assert bar == "████····"
     assert max(map(len, lines)) <= width
