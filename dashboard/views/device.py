@@ -13,7 +13,7 @@ from benchd.daemon.delivery.broker import Broker
 from benchd.daemon.delivery.messages import Latest
 from benchd.dashboard import queries
 from benchd.dashboard.commands import run_suite
-from benchd.dashboard.layout import PATIENCE_S, facts, follow, frame, heading, history_path, local, notice
+from benchd.dashboard.layout import PATIENCE_S, PagePart, facts, follow, frame, heading, history_path, local, notice
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.queries import Device, Mark
 from benchd.dashboard.store import Store
@@ -60,10 +60,9 @@ def add(store: Store, broker: Broker) -> None:
             live = LiveCharts(span.value).style("width: 100%")
             span.on_value_change(lambda: live.begin(span.value))
             suites = _Suites(broker, first, answers)
-            verdicts = _Lines("Against the baseline", "no case has a baseline: benchd baseline set")
-            accuracies = _Lines("Accuracy", "no case was measured on labelled images")
+            verdicts, accuracies = _listing("Against the baseline"), _listing("Accuracy")
             _about(first)
-            events = _Lines("Events", "none in this period")
+            events = _listing("Events")
 
             async def refresh() -> None:
                 now_s = time.time()
@@ -78,11 +77,11 @@ def add(store: Store, broker: Broker) -> None:
                     problem.set_visibility(now.device.health.problem is not None)
                     live.classes(replace=now.device.state)
                 quiet.set_visibility(not live.extend(now.series, _drawn(now.marks), now_s))
-                verdicts.show([_verdict(device_id, latest) for latest in now.latest if latest.verdict])
-                accuracies.show(
-                    [_accuracy(device_id, latest) for latest in now.latest if latest.accuracy_value is not None]
-                )
-                events.show([_event(mark) for mark in reversed(_listed(now.marks))])
+                judged = [_verdict(device_id, latest) for latest in now.latest if latest.verdict]
+                _list(verdicts, judged, "no case has a baseline: benchd baseline set")
+                known = [_accuracy(device_id, latest) for latest in now.latest if latest.accuracy_value is not None]
+                _list(accuracies, known, "no case was measured on labelled images")
+                _list(events, [_event(mark) for mark in reversed(_listed(now.marks))], "none in this period")
 
             await follow(refresh, REFRESH_S)
 
@@ -167,24 +166,18 @@ def _about(device: Device) -> None:
     )
 
 
-class _Lines:
-    """A heading with lines below it, each a text with class and link; only changes are sent to the browser."""
+def _listing(title: str) -> PagePart:
+    heading(title)
+    return PagePart("lines")
 
-    def __init__(self, title: str, empty: str) -> None:
-        heading(title)
-        self._column, self._empty = ui.column().style("gap: .1rem"), empty
-        self._shown: list[_Line] | None = None
 
-    def show(self, lines: list[_Line]) -> None:
-        """Replace the lines."""
-        lines, rest = lines[:SHOWN], more(len(lines) - SHOWN)
-        lines += [(rest, "soft", "")] if rest else []
-        if lines == self._shown:
-            return
-        self._shown = lines
-        self._column.clear()
-        with self._column:
-            for text, look, target in lines or [(self._empty, "soft", "")]:
+def _list(part: PagePart, lines: list[_Line], empty: str) -> None:
+    """Show these lines, each a text with class and link; only changes are sent to the browser."""
+    lines, rest = lines[:SHOWN], more(len(lines) - SHOWN)
+    lines += [(rest, "soft", "")] if rest else []
+    if part.renew(lines):
+        with part.column:
+            for text, look, target in lines or [(empty, "soft", "")]:
                 element = ui.link(short(text), target) if target else ui.label(short(text))
                 element.classes(look)
 

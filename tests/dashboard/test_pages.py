@@ -197,11 +197,7 @@ def test_home_names_what_ships_and_who_needs_help_and_filters_by_the_url(site, b
         page.get_by_role("heading", level=1, name="quiet-1").wait_for()
 
 
-def test_home_leads_to_a_change_whose_cause_is_not_separable_and_to_the_layers_that_a_verification_named(
-    site, store_of_site, browser
-):
-    broken = {"name": "net", "case_id": "square,eager,b1", "verdict": "slower", "reason": "12 of 14 %: conv2"}
-    add(store_of_site, message("agx-1", "shipped/net", broken, time.time()))
+def test_home_leads_to_a_change_whose_cause_is_not_separable(site, browser):
     with opened(browser, site) as page:
         page.get_by_text(re.compile(r"1 of 1 case slower, 10\.[01] % since l4t 36\.4\.0 → 36\.4\.1")).wait_for()
         page.get_by_text(re.compile(rf"^{SINCE}$")).first.wait_for()
