@@ -1,7 +1,7 @@
 """Power, temperatures, GPU, memory and fan of a Jetson from its jtop service; optional, because sysfs suffices.
 
 Only the bridge imports jtop (jtop_bridge.py says why). It runs with the Python of the jtop service, or the one given as
-`jtop=PYTHON`. If it ends or falls silent, it is restarted, with increasing delays while restarting does not help.
+`jtop=PYTHON`. If it ends or falls silent, it is restarted after RETRY_S.
 """
 
 import re
@@ -26,8 +26,7 @@ BRIDGE = Path(__file__).with_name("jtop_bridge.py")
 INTERVAL_S = 0.5  # at 0.1 s, the service uses about 5 % of a core, and its authors advise against less than 0.5 s
 START_S = 10.0
 SILENCE_S = 2.0
-RETRY_S = 0.25
-MAX_RETRY_S = 30.0
+RETRY_S = 5.0
 MAX_LINE_BYTES = 2**16
 UPTIME_GRAIN_NS = 10_000_000
 
@@ -72,8 +71,7 @@ class Jtop:
         self._python = python or python_of(UNIT)
         self._bridge: _Bridge | None = None
         self._failure: str | None = None
-        self._started_s = self._due_s = 0.0
-        self._retry_s = RETRY_S
+        self._due_s = 0.0
         self._first: _Reading | None = None
         self._interval_s = INTERVAL_S
 
@@ -137,21 +135,15 @@ class Jtop:
         return readings
 
     def _start(self) -> None:
-        self._started_s = time.monotonic()
         try:
             self._bridge = _Bridge(self._python)
         except OSError as error:
             self._lose(f"{self._python} did not start: {error.strerror}; give the Python that has jtop as jtop=PYTHON")
 
     def _lose(self, reason: str) -> None:
-        """Record the failure and when to retry: soon if the bridge was stable, otherwise after twice the last delay."""
+        """Record the failure, and when to start another bridge."""
         self.close()
-        self._failure = reason
-        now_s = time.monotonic()
-        if now_s - self._started_s > MAX_RETRY_S:
-            self._retry_s = RETRY_S
-        self._due_s = now_s + self._retry_s
-        self._retry_s = min(2.0 * self._retry_s, MAX_RETRY_S)
+        self._failure, self._due_s = reason, time.monotonic() + RETRY_S
 
     def _samples(self, reading: _Reading) -> Iterator[Sample]:
         t_ns = _monotonic_ns(reading.uptime_s)
