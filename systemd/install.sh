@@ -276,12 +276,9 @@ place_files() {
     if [ "$asked" = dashboard ]; then place_broker; fi
 }
 
-# Before this file existed, the dashboard read the service's file.
 place_password() {
-    local from=$root/etc/benchd/mqtt_password to=$root/etc/benchd/dashboard_mqtt_password
-    if [ -e "$to" ]; then return; fi
-    if [ ! -e "$root$unit_files/benchd-dashboard.service" ] || [ ! -e "$from" ]; then from=/dev/null; fi
-    install -D --mode=600 "$from" "$to"
+    local to=$root/etc/benchd/dashboard_mqtt_password
+    if [ ! -e "$to" ]; then install -D --mode=600 /dev/null "$to"; fi
 }
 
 # The site's file keeps its owner, its mode and any link to it.

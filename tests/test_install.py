@@ -245,17 +245,13 @@ def uninstalled(site):
     assert not site.home.exists()
 
 
-@pytest.mark.parametrize(("dashboard", "password"), [(True, "secret"), (False, "")])
-def test_a_dashboard_that_read_the_service_s_password_keeps_it(site, dashboard, password):
-    own, before = (site.root / "etc/benchd" / name for name in ("dashboard_mqtt_password", "mqtt_password"))
-    for path in (before, site.root / DASHBOARD if dashboard else before):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("secret")
+def test_a_dashboards_password_has_a_file_that_only_root_reads_and_that_an_upgrade_keeps(site):
+    password = site.root / "etc/benchd/dashboard_mqtt_password"
     phase(site, "place_password")
-    assert (own.read_text(), own.stat().st_mode & 0o777) == (password, 0o600)
-    own.write_text("another")
+    assert (password.read_text(), password.stat().st_mode & 0o777) == ("", 0o600)
+    password.write_text("secret")
     phase(site, "place_password")
-    assert own.read_text() == "another"
+    assert password.read_text() == "secret"
 
 
 @pytest.fixture
