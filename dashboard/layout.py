@@ -39,6 +39,7 @@ PAGES = {
 
 CSS = Path(__file__).with_suffix(".css")
 ZONE = "Intl.DateTimeFormat().resolvedOptions().timeZone"
+AWAY = Path(__file__).parent / "templates" / "away.html"
 
 
 @contextmanager
@@ -46,6 +47,7 @@ def laid_out(title: str) -> Iterator[None]:
     """Lay out a page: the header with its links, then the content under a heading."""
     for style in (LOOK, CSS):
         ui.add_css(style)
+    ui.add_body_html(AWAY.read_text())
     ui.dark_mode(None)  # follows the system
     ui.colors(primary="#0b57d0")  # readable with white text, unlike the default
     ui.page_title(f"{title} - benchd")
@@ -56,6 +58,7 @@ def laid_out(title: str) -> Iterator[None]:
     with ui.column().classes("page").props("tabindex=-1") as content:  # inside Quasar's main element
         skip.props["href"] = f"#{content.html_id}"
         heading(title, 1)
+        ui.label().classes("notice server-away").props("role=alert")
         yield
 
 

@@ -72,6 +72,7 @@ class _State(NamedTuple):
     counts: dict[Sort, int]
     blocks: list[_Block]
     names: dict[str, str]
+    broken: dict[tuple[str, str], str]  # why the promise of a shipped folder is broken, by board and case
     known: int
     left: int
 
@@ -106,7 +107,7 @@ def add(store: Store, changes: Changes) -> None:
                 visible = now.blocks[first : first + SHOWN]
                 judged = [(change.now_key, change.verdict) for block in visible for change in block]
                 ages = [age(time.time() - change.first_s) for block in visible for change in block]
-                if place.renew(judged, ages, now.names):
+                if place.renew(judged, ages, now.names, now.broken):
                     with place.column:
                         for block in visible:
                             _block(block, now, selection)
@@ -150,7 +151,12 @@ def _read(store: Store, changes: Changes, selection: _Selection) -> _State:
         of for of in blocks.values() if not selection.verdict or any(sort(member) == selection.verdict for member in of)
     ]
     counts = {name: len(alike) for name, alike in _by_verdict(matching).items()}
-    return _State(counts, wanted, names, len(known_changes), left)
+    broken = {
+        (on_board.device_id, on_board.found.case_id): on_board.found.reason
+        for on_board in queries.deployed(store)
+        if on_board.found.is_broken and on_board.found.reason
+    }
+    return _State(counts, wanted, names, broken, len(known_changes), left)
 
 
 def _by_verdict(changes: Sequence[Change]) -> dict[Sort, list[Change]]:
@@ -195,7 +201,7 @@ def _block(block: _Block, now: _State, selection: _Selection) -> None:
                 ui.label(f"{shape} {words}").classes(f"figure {look}")
         cause(first._replace(first_s=min(change.first_s for change in block)))
         if len(now.blocks) == 1:
-            _table([change for change in block if selection.verdict in ("", sort(change))], selection.since)
+            _table([change for change in block if selection.verdict in ("", sort(change))], now.broken, selection.since)
         else:
             words = " ".join([first.device_id, *first.differences])
             ui.link(f"its {count(len(block), 'case')}", selection.path(q=words)).classes("link")
@@ -213,14 +219,14 @@ def cause(change: Change) -> None:
         ui.label(f"to find the cause: {change.separating}").classes("soft")
 
 
-def _table(changes: Sequence[Change], since: str) -> None:
+def _table(changes: Sequence[Change], broken: dict[tuple[str, str], str], since: str) -> None:
     with stacked("case", "change in time", "median before and now", "runs", ""):
         for change in changes[:SHOWN]:
-            _row(change, since)
+            _row(change, broken.get((change.device_id, change.case_id), ""), since)
     ui.label(more(len(changes) - SHOWN)).classes("soft")
 
 
-def _row(change: Change, since: str) -> None:
+def _row(change: Change, broken: str, since: str) -> None:
     before_ms, now_ms = change.pair.medians_ms
     keys = query({"a": change.before_key, "b": change.now_key, "since": since})
     with ui.element("tr"):
@@ -231,6 +237,8 @@ def _row(change: Change, since: str) -> None:
             words, look = verdict(change)
             ui.label(words).classes(f"figure {look}")
             ui.label(short(change.verdict.reason)).classes("soft")
+            if broken:
+                ui.link(short(f"shipped folder: {broken}"), "/shipped").classes("link soft")
         with ui.element("td"):
             ui.label(f"{figure(before_ms)} → {figure(now_ms, 'ms')}").classes("figure")
         with ui.element("td"):

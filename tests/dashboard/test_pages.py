@@ -197,7 +197,11 @@ def test_home_names_what_ships_and_who_needs_help_and_filters_by_the_url(site, b
         page.get_by_role("heading", level=1, name="quiet-1").wait_for()
 
 
-def test_home_leads_to_a_change_whose_cause_is_not_separable(site, browser):
+def test_home_leads_to_a_change_whose_cause_is_not_separable_and_to_the_layers_that_a_verification_named(
+    site, store_of_site, browser
+):
+    broken = {"name": "net", "case_id": "square,eager,b1", "verdict": "slower", "reason": "12 of 14 %: conv2"}
+    add(store_of_site, message("agx-1", "shipped/net", broken, time.time()))
     with opened(browser, site) as page:
         page.get_by_text(re.compile(r"1 of 1 case slower, 10\.[01] % since l4t 36\.4\.0 → 36\.4\.1")).wait_for()
         page.get_by_text(re.compile(rf"^{SINCE}$")).first.wait_for()
@@ -206,6 +210,7 @@ def test_home_leads_to_a_change_whose_cause_is_not_separable(site, browser):
         page.get_by_role("heading").get_by_text(re.compile(r"▲ 1 of 1 case slower, 10\.[01] %")).wait_for()
         row = page.get_by_role("row").filter(has_text="square,eager,b1")
         row.get_by_text(re.compile(SLOWER)).wait_for()
+        row.get_by_role("link", name="shipped folder: 12 of 14 %: conv2").wait_for()
         row.get_by_role("link", name="side by side").click()
         page.get_by_text(re.compile(r"SLOWER: time of B relative to A \+10\.")).wait_for()
         page.get_by_text("l4t 36.4.0 → 36.4.1: measured before and after, not side by side").wait_for()
@@ -378,7 +383,9 @@ def test_a_page_without_a_record_has_the_frame_and_says_what_to_do(site, browser
         page.get_by_role("link", name="Trade-off").wait_for()
 
 
-def test_a_page_comes_before_its_data_and_says_when_the_server_is_away(mosquitto, browser, empty_postgres, tmp_path):
+def test_a_page_comes_before_its_data_and_says_its_age_while_the_server_is_away_then_is_dimmed(
+    mosquitto, browser, empty_postgres, tmp_path
+):
     storage = {"NICEGUI_STORAGE_PATH": str(tmp_path)}
     page = browser.new_page()
     page.set_default_timeout(WAIT_S * 1000)
@@ -389,8 +396,16 @@ def test_a_page_comes_before_its_data_and_says_when_the_server_is_away(mosquitto
             page.get_by_role("heading", level=1, name="Results").wait_for()
             page.get_by_text("The database has not answered for 5 s").wait_for()
         page.get_by_text("No results match").wait_for()
+        page.clock.install()
+        page.reload()
+        page.get_by_text("No results match").wait_for()
         process.kill()
-        page.get_by_text("Trying to reconnect").wait_for()
+        page.wait_for_function("!window.socket.connected")
+        page.clock.fast_forward(10_000)
+        page.get_by_text(re.compile("The server is not responding: the data shown is 1[0-9] s old")).wait_for()
+        assert not page.locator("body.away").count()
+        page.clock.fast_forward(50_000)
+        page.locator("body.away").wait_for()
     page.close()
 
 
