@@ -1,17 +1,18 @@
 """Reads a torch.profiler Chrome trace as typed rows: kernels, copies, runtime calls, operators and annotations.
 
-The file may be gzipped; reading it takes less memory than torch needs to write it. Categories and field names are those
-written by libkineto (output_json.cpp, CuptiActivity.h); a field that is absent is None.
+The file, plain or gzipped, is decoded in pieces, so that only the rows are in memory, never the whole text. Categories
+and field names are those written by libkineto (output_json.cpp, CuptiActivity.h); a field that is absent is None.
 """
 
 import gzip
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -21,8 +22,12 @@ from numpy.typing import NDArray
 from benchd.daemon.errors import UsageError
 
 Ints = NDArray[np.int64]
+Value = TypeVar("Value", bound=Hashable)
 
 MISSING = -(2**63)  # represents None in a column
+
+PIECE_BYTES = 4 * 2**20
+BETWEEN = b"\n  },\n  {"  # between two events as libkineto writes them; a string cannot contain a line break
 
 MODULE_RANGE = "nn.Module: "  # prefix of the name of a module's range
 DATA_LOADER_RANGE = "enumerate(DataLoader)#"
@@ -191,8 +196,7 @@ def read(path: Path) -> Trace:
     """Return the trace in a file; raise UsageError if it is absent, damaged, truncated or not from torch.profiler."""
     try:
         with _opened(path) as file:
-            content = _FILE.decode(file.read())
-        return _trace(content)
+            return _trace(_pieces(file))
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"trace {path} cannot be read: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -241,6 +245,17 @@ class _File(Struct, rename="camel"):
 _FILE = msgspec.json.Decoder(_File)
 
 
+def _pieces(file: gzip.GzipFile | BufferedReader) -> Iterator[_File]:
+    """Yield the content in pieces of whole events; one piece if the file is not laid out as libkineto does."""
+    rest = b""
+    while piece := file.read(PIECE_BYTES):
+        events, is_cut, rest = (rest + piece).rpartition(BETWEEN)
+        if is_cut:
+            yield _FILE.decode(events + b"}]}")
+            rest = b'{"traceEvents":[{' + rest
+    yield _FILE.decode(rest)
+
+
 class _CalculatedOccupancy(Struct, gc=False, rename="camel"):
     active_blocks_per_multiprocessor: int | None = None
     limiting_factors: str = ""
@@ -284,7 +299,7 @@ def _kernel(event: _Event) -> Kernel:
     return Kernel(
         start_ns=event.start_ns,
         duration_ns=event.duration_ns,
-        launch=_launch(event.name, facts),
+        launch=_shared(_launch(event.name, facts)),
         device=facts.device,
         correlation=facts.correlation,
         external_id=facts.external_id,
@@ -296,7 +311,7 @@ def _memory_operation(event: _Event) -> MemoryOperation:
     return MemoryOperation(
         start_ns=event.start_ns,
         duration_ns=event.duration_ns,
-        name=event.name,
+        name=_shared(event.name),
         correlation=facts.correlation,
         external_id=facts.external_id,
     )
@@ -306,7 +321,7 @@ def _runtime_call(event: _Event) -> RuntimeCall:
     return RuntimeCall(
         start_ns=event.start_ns,
         duration_ns=event.duration_ns,
-        name=event.name,
+        name=_shared(event.name),
         thread=event.thread,
         correlation=_CALL_ARGUMENTS.decode(event.args).correlation,
     )
@@ -316,7 +331,7 @@ def _operator(event: _Event) -> TracedOperator:
     return TracedOperator(
         start_ns=event.start_ns,
         duration_ns=event.duration_ns,
-        name=event.name,
+        name=_shared(event.name),
         thread=event.thread,
         external_id=_ARGUMENTS.decode(event.args).external_id,
     )
@@ -326,7 +341,7 @@ def _annotation(event: _Event) -> Annotation:
     return Annotation(
         start_ns=event.start_ns,
         duration_ns=event.duration_ns,
-        name=event.name,
+        name=_shared(event.name),
         thread=event.thread,
         on_gpu=event.cat == "gpu_user_annotation",
     )
@@ -356,15 +371,23 @@ _ROWS: dict[str, tuple[str, Callable[[_Event], Any]]] = {
 """The field of a Trace, and the function that makes its rows, by category."""
 
 
-def _trace(content: _File) -> Trace:
+def _trace(pieces: Iterable[_File]) -> Trace:
     rows: dict[str, list[Any]] = defaultdict(list)
-    for event in content.trace_events:
-        if event.ph == "X" and event.cat in _ROWS:  # a complete event; the others are labels, arrows and marks
-            kind, make = _ROWS[event.cat]
-            rows[kind].append(make(event))
-        elif event.name == "[memory]":
-            rows["memory_events"].append(_memory_event(event))
-    return Trace(devices=content.device_properties, **rows)
+    for piece in pieces:
+        rows["devices"] += piece.device_properties
+        for event in piece.trace_events:
+            if event.ph == "X" and event.cat in _ROWS:  # a complete event; the others are labels, arrows and marks
+                kind, make = _ROWS[event.cat]
+                rows[kind].append(make(event))
+            elif event.name == "[memory]":
+                rows["memory_events"].append(_memory_event(event))
+    return Trace(**rows)
+
+
+@lru_cache(maxsize=2**14)
+def _shared(value: Value) -> Value:
+    """Return the first of equal values, so that rows share it."""
+    return value
 
 
 def _launch(name: str, facts: _KernelArguments) -> LaunchConfiguration:
