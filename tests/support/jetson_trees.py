@@ -266,10 +266,25 @@ def set_rail(root: Path, label: str, millivolts: int | str, milliamps: int | str
     write(folder, {f"in{channel}_input": f"{millivolts}\n", f"curr{channel}_input": f"{milliamps}\n"})
 
 
+def rename_rail(root: Path, label: str, new: str) -> None:
+    folder, channel = rail(root, label)
+    write(folder, {f"in{channel}_label": f"{new}\n"})
+
+
 def lose_rail(root: Path, label: str) -> None:
     folder, channel = rail(root, label)
     for name in (f"in{channel}_label", f"in{channel}_input", f"curr{channel}_input"):
         _remove(folder / name)
+
+
+def rebind(root: Path) -> None:
+    """Unbind the driver and bind it again, the chips in the other order: each hwmon device gets another number."""
+    folders = sorted((root / DEVICES).glob("*/hwmon/hwmon?"), reverse=True)
+    for number, folder in enumerate(folders, start=10):
+        shutil.copytree(folder, folder.with_name(f"hwmon{number}"))
+        for file in folder.iterdir():
+            _remove(file)
+        folder.rmdir()
 
 
 def _remove(file: Path) -> None:

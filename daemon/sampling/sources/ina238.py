@@ -55,7 +55,11 @@ class Ina238:
         ]
 
     def sample(self) -> Iterator[Sample]:
-        """Yield the current power; raise OSError or ValueError if it cannot be read."""
+        """Yield the current power; if it cannot be read, look for its file again and raise OSError or ValueError."""
         before_ns = time.monotonic_ns()
-        watts = int(self._microwatts.read()) / 1e6
+        try:
+            watts = int(self._microwatts.read()) / 1e6
+        except OSError:
+            self._find()
+            raise
         yield Sample((before_ns + time.monotonic_ns()) // 2, "power_w", watts, self.name, RAIL)

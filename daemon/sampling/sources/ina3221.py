@@ -5,6 +5,7 @@ A rail is identified by its label, because hwmon device and channel numbers diff
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from benchd.daemon.machine.sysfs import KernelFile, i2c_chips, number, text
@@ -95,14 +96,23 @@ class Ina3221:
             t_ns = sum(part.t_ns for part in parts) // len(parts)
             yield Sample(t_ns, "power_w", sum(part.value for part in parts), self.name)
         if failures:
+            with suppress(ValueError):  # the failure is reported below
+                self._find_again()
             raise OSError("; ".join(failures))
+
+    def _find_again(self) -> None:
+        """Find the current paths of the same rails; a rail that no longer exists continues to fail."""
+        rails = _rails(self._root)
+        self._rails = {label: rails.get(label, rail) for label, rail in self._rails.items()}
 
 
 class _Rail:
     """One channel, with the update period and averaging time of its chip in seconds."""
 
-    def __init__(self, folder: Path, channel: int) -> None:
+    def __init__(self, label: str, folder: Path, channel: int) -> None:
         self.period_s, self.averaging_s = _timing(folder)
+        self._name = label
+        self._label = KernelFile(folder / f"in{channel}_label")
         self._voltage = KernelFile(folder / f"in{channel}_input")  # mV
         self._current = KernelFile(folder / f"curr{channel}_input")  # mA
         self._shunt_uohm = number(folder / f"shunt{channel}_resistor") or SMALLEST_SHUNT_UOHM
@@ -110,8 +120,12 @@ class _Rail:
     def read(self) -> tuple[int, float]:
         """Return the time at the middle of the reading, and the power in W.
 
-        Raises OSError or ValueError if the channel cannot be read or is out of range.
+        Raises OSError or ValueError if the channel cannot be read, has a different label or is out of range.
         """
+        # After the driver is rebound, the same path may belong to a different rail.
+        label = self._label.read().decode(errors="replace").strip()
+        if label != self._name:
+            raise ValueError(f"its channel is now labelled {label!r}")
         before_ns = time.monotonic_ns()
         millivolts, milliamps = int(self._voltage.read()), int(self._current.read())
         t_ns = (before_ns + time.monotonic_ns()) // 2
@@ -137,7 +151,7 @@ def _rails(root: Path) -> dict[str, _Rail]:
             if label in rails:
                 raise ValueError(f"two rails are labelled {label}")
             if "NC" not in label:  # not connected
-                rails[label] = _Rail(folder, channel)
+                rails[label] = _Rail(label, folder, channel)
     return rails
 
 

@@ -1,4 +1,7 @@
+import shutil
+
 import machines
+import pytest
 
 from benchd.daemon.measuring.capabilities import examine
 from benchd.daemon.sampling.sources import present
@@ -27,6 +30,17 @@ def test_a_driver_that_says_its_interval_is_believed(tmp_path):
     sampler = Ina238(tmp_path)
     assert sampler.unavailable() is None
     assert {(source.period_s, source.averaging_s) for source in sampler.power_sources()} == {(0.102, 0.102)}
+
+
+def test_it_is_found_again_under_another_number(tmp_path):
+    sampler = Ina238(thor(tmp_path))
+    assert sampler.unavailable() is None
+    sampler._microwatts.close()
+    shutil.rmtree(tmp_path / CHIP / "hwmon/hwmon1")
+    thor(tmp_path, 26_000_000, "hwmon5")
+    with pytest.raises(FileNotFoundError):
+        list(sampler.sample())
+    assert [sample.value for sample in sampler.sample()] == [26.0]
 
 
 def test_a_board_without_it_or_with_two_says_so(tmp_path):

@@ -10,6 +10,8 @@ from jetson_trees import (
     add_chip,
     build,
     rail,
+    rebind,
+    rename_rail,
     set_rail,
 )
 from machines import desktop, write
@@ -83,6 +85,27 @@ def test_stamps_lie_within_the_reading_and_go_on_where_a_value_stands_still(nano
     assert stamps == sorted(set(stamps))
 
 
+@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+def test_a_driver_bound_again_costs_a_reading_and_changes_no_rail(board, tmp_path):
+    sampler = available(Ina3221(build(tmp_path, board)))
+    before = read(sampler)
+    rebind(tmp_path)
+    watts, error = read(sampler)
+    assert watts == {}
+    assert all(label in error for label in board.rails())
+    assert read(sampler) == before
+
+
+def test_a_rail_that_is_renamed_ends_and_its_new_name_is_not_taken_for_another(nano):
+    sampler = available(Ina3221(nano))
+    rename_rail(nano, "VDD_IN", "VDD_5V")
+    for _ in range(2):
+        watts, error = read(sampler)
+        assert watts.keys() == {"VDD_CPU_GPU_CV", "VDD_SOC"}
+        assert "rail VDD_IN" in error
+        assert "VDD_5V" in error
+
+
 @pytest.mark.parametrize("board", [ORIN_NANO, AGX_ORIN], ids=["nano", "agx"])
 def test_a_rail_beside_the_module_s_power_that_fails_from_the_start_costs_only_its_own_values(board, tmp_path):
     root, (*_, lost) = build(tmp_path, board), board.rails()  # a part of the whole, or a rail behind one
@@ -94,9 +117,15 @@ def test_a_rail_beside_the_module_s_power_that_fails_from_the_start_costs_only_i
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_a_label_that_cannot_be_read_is_the_reason(fault, nano):
-    put_link(rail(nano, "VDD_IN")[0] / "in1_label", fault)
+def test_a_label_that_fails(fault, nano):
+    sampler = available(Ina3221(nano))
+    label = rail(nano, "VDD_IN")[0] / "in1_label"
+    rename_rail(nano, "VDD_IN", "")
+    put_link(label, fault)
     assert "in1_label cannot be read" in Ina3221(nano).unavailable()
+    watts, error = read(sampler)
+    assert watts.keys() == {"VDD_CPU_GPU_CV", "VDD_SOC"}
+    assert "rail VDD_IN" in error
 
 
 @pytest.mark.parametrize(
