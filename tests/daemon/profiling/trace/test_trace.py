@@ -1,8 +1,10 @@
 import json
+from textwrap import indent
 
 import pytest
 
 from benchd.daemon.errors import UsageError
+from benchd.daemon.profiling.trace import trace
 from benchd.daemon.profiling.trace.trace import LaunchConfiguration, read
 
 H200 = {
@@ -112,6 +114,22 @@ def test_occupancy_as_old_and_new_traces_tell_it(changed, percent, blocks, limit
     (kernel,) = read(write_trace(tmp_path / "t.json", [complete("kernel", "k", **KERNEL | changed)])).kernels
     launch = kernel.launch
     assert (launch.estimated_occupancy_percent, launch.active_blocks_per_sm, launch.limits) == (percent, blocks, limits)
+
+
+def test_a_trace_as_libkineto_writes_it_is_read_in_pieces_that_keep_every_event(tmp_path, monkeypatch):
+    awkward = {"name": 'a"\n  },\n  {"ph": "X"', "inner": [{"a": 1}, {"name": 2}] * 5}
+    events = [complete("kernel", f'k{i % 3} "}},{{', ts=float(i), **KERNEL | awkward) for i in range(300)]
+    path = write_trace(tmp_path / "t.json", [], indent=2)
+    listed = ",\n".join(indent(json.dumps(event, indent=2), "  ") for event in events)
+    path.write_text(path.read_text().replace('"traceEvents": []', f'"traceEvents": [\n{listed}\n]'))
+    whole = read(path)
+    monkeypatch.setattr(trace, "PIECE_BYTES", 2**14)
+    with path.open("rb") as file:
+        assert len(list(trace._pieces(file))) > 5
+    assert read(path) == whole
+    assert [kernel.start_ns for kernel in whole.kernels] == [1000 * i for i in range(300)]
+    assert len(whole.devices) == 1
+    assert len({id(kernel.launch) for kernel in whole.kernels}) == 3
 
 
 @pytest.mark.parametrize(
