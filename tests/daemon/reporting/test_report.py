@@ -144,7 +144,7 @@ def charts(page):
 def test_the_page_stands_alone(page):
     assert not [attributes for _, attributes in page.tags if attributes.keys() & {"src", "href"}]
     assert sum(tag == "script" for tag, _ in page.tags) == 2
-    assert sum(tag == "div" and attributes.get("class") == "chart" for tag, attributes in page.tags) == 5
+    assert sum(tag == "div" and attributes.get("class") == "chart" for tag, attributes in page.tags) == 4
 
 
 def test_the_page_shows_what_strangers_wrote_as_text(page):
