@@ -121,7 +121,8 @@ def _csv(rows: Iterable[Iterable[object]]) -> str:
 async def _show(store: Store, requested: _Query) -> None:
     _filters(await to_thread(_offered, store), requested)
     empty = notice(EMPTY)
-    table = _table(requested)
+    # the total is known before the table is sent: the browser echoes the first one, even after a later one was set
+    table = _table(requested, (await to_thread(_page, store, requested)).total)
     with ui.row():
         compare = ui.button("Compare two", on_click=lambda: _compare(table)).props("no-caps").classes("from-600")
         ui.link("Download as CSV", f"/results.csv{query(requested.which._asdict())}").classes("link")
@@ -181,12 +182,8 @@ def _filters(offered: dict[str, dict[str, str]], requested: _Query) -> None:
             day.on_value_change(lambda event, name=name: choose(name, event.value))
 
 
-def _table(requested: _Query) -> _Table:
-    paging: dict[str, Any] = {
-        "page": requested.page,
-        "rowsPerPage": requested.rows,
-        "rowsNumber": requested.page * requested.rows,
-    }
+def _table(requested: _Query, total: int) -> _Table:
+    paging: dict[str, Any] = {"page": requested.page, "rowsPerPage": requested.rows, "rowsNumber": total}
     paging |= {"sortBy": requested.sort, "descending": requested.descending}
     table = _Table(rows=[], columns=_columns([]), row_key="key", selection="multiple", pagination=paging)
     table.on("request", partial(_turn, requested))
