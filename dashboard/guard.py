@@ -82,7 +82,7 @@ class Guard:
             await answer(scope, receive, send)
 
     def _matches(self, given: str) -> bool:
-        return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())
+        return self._token is not None and hmac.compare_digest(given.strip().encode(), self._token.encode())
 
     def _same_origin(self, headers: Headers) -> bool:
         host, origin = headers.get("host", ""), headers.get("origin")
@@ -103,7 +103,8 @@ def _without_token(request: HTTPConnection) -> str:
 def _bearer(headers: Headers) -> str:
     """Return the token sent by programs without cookies, such as Prometheus."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
-    return token if scheme.lower() == "bearer" else ""
+    # programs send a token's UTF-8, which Starlette reads as Latin-1
+    return token.encode("latin-1").decode(errors="replace") if scheme.lower() == "bearer" else ""
 
 
 def _with_headers(send: Any) -> Any:

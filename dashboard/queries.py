@@ -164,8 +164,8 @@ def names(store: Store) -> dict[str, str]:
 
 
 def devices(store: Store) -> int:
-    """Return how many devices are known."""
-    return int(store.read(select(func.count()).select_from(DEVICE))[0][0])
+    """Return how many devices are known and have not left."""
+    return int(store.read(select(func.count()).select_from(_known(store).limit(None).subquery()))[0][0])
 
 
 def latest(store: Store, device_id: str) -> list[Latest]:

@@ -61,6 +61,7 @@ class Outgoing:
             cursor = Cursor(source.id)
         self.acknowledged = cursor.acknowledged
         self.refused = dict(cursor.refused)
+        self.first_refusal: str | None = None  # since this object was made
         self._again = deque(sorted(self.refused))
         self._replays: deque[tuple[int, int]] = deque(maxlen=MAX_REPLAYS)
         self.reset()
@@ -106,6 +107,7 @@ class Outgoing:
             self.refused.pop(seq, None)
         else:
             self.refused[seq] = refusal
+            self.first_refusal = self.first_refusal or f"line {seq} of {self.log.path.name}: {refusal}"
         if seq in self._order:
             self._order[seq] = True
         for first in list(self._order):
@@ -192,6 +194,11 @@ class Delivery:
     def refused(self) -> list[str]:
         """Return the reason for each line that the broker refuses."""
         return list(chain.from_iterable(list(outgoing.refused.values()) for outgoing in self.outgoing.values()))
+
+    @property
+    def first_refusal(self) -> str | None:
+        """Return the first line that the broker has refused since the start, with its reason."""
+        return next(filter(None, (outgoing.first_refusal for outgoing in self.outgoing.values())), None)
 
     @property
     def is_done(self) -> bool:

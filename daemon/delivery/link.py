@@ -193,6 +193,7 @@ class Link:
         if not self.is_held:
             self._say_waiting(connection)
             self.delivery.fill(connection)
+            self._report(self.delivery.first_refusal)
             self._save(at_once=False)
             if connection.silent_s > SILENT_S:
                 raise ConnectionEnded(f"{connection.address} does not acknowledge anything")
@@ -201,20 +202,23 @@ class Link:
         for message, answer in connection.take_acknowledged():
             words = refusal(connection, answer)
             self.delivery.settle(message, words)
-            if words:
-                self._deny(message if isinstance(message, str) else "", words)
-            elif isinstance(message, SentLine):
+            if words and isinstance(message, str):
+                self._deny(message, words)
+            elif not words and isinstance(message, SentLine):
                 self.state.acknowledged_s = time.monotonic()
         for topic, reason in connection.take_refused():
             self._deny(topic, f"{connection.address} refused the subscription: {reason}")
 
     def _deny(self, topic: str, words: str) -> None:
-        """Report once what the broker forbids; `topic` is empty for a log line, whose refusal the cursor records."""
-        if topic:
-            self._denied.add(topic)
-            self.delivery.settle(topic, words)
-        if self.state.denied is None:
-            self.state.denied = f"{topic or 'a result'}: {words}; check the broker's access rules and limits"
+        """Send nothing more on this topic."""
+        self._denied.add(topic)
+        self.delivery.settle(topic, words)
+        self._report(f"{topic}: {words}")
+
+    def _report(self, refusal: str | None) -> None:
+        """Report the first message that the broker refuses."""
+        if refusal and self.state.denied is None:
+            self.state.denied = f"{refusal}; check the broker's access rules and limits"
             self.tell("not_sent", self.state.denied)
 
     def _take(self, connection: Connection, message: IncomingMessage) -> None:

@@ -437,7 +437,7 @@ def test_another_name_and_another_site_are_refused(site):
 
 def test_beyond_loopback_a_token_is_asked_for(mosquitto, tmp_path):
     database, secret = f"sqlite:///{tmp_path}/d.db", {TOKEN_VARIABLE: " s3 c;r=\u20act\n"}
-    token = quote("s3 c;r=\u20act")
+    token = quote(secret[TOKEN_VARIABLE])
     with serving(mosquitto.url, database, "--host", "0.0.0.0", "--only", "pages", **secret) as (port, _):  # noqa: S104
         assert get(port, "/")[0] == 401
         assert get(port, "/?token=wrong")[0] == 401
@@ -452,3 +452,5 @@ def test_beyond_loopback_a_token_is_asked_for(mosquitto, tmp_path):
             assert get(port, path)[1]["location"] == there
         cookie = headers["set-cookie"].partition(";")[0]
         assert get(port, "/", Cookie=cookie)[0] == 200
+        bearer = f"Bearer {secret[TOKEN_VARIABLE].strip()}".encode().decode("latin-1")
+        assert get(port, "/", Authorization=bearer)[0] == 200

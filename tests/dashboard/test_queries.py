@@ -87,6 +87,7 @@ def test_a_board_whose_retained_status_is_cleared_has_left_until_it_reports_agai
     for kind in ("status", "info", "health", "latest/a"):
         add(store, "old", kind, b"", NOW_S + 1)
     assert [board.device_id for board in queries.fleet(store, NOW_S)] == list(queries.names(store)) == ["orin"]
+    assert queries.devices(store) == 1
     assert queries.fleet(store, NOW_S, device_id="old")[0].age_s == 0.0
     assert store.read(select(store.tables["quarantine"])) == []
     add(store, "old", "status", {"state": "online"}, NOW_S + 2)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 from broker import HOST, free_port, running_broker
-from links import Watcher, add, linked, progress
+from links import Watcher, add, body, linked, progress
 from proxy import PUBACK, PUBLISH, Cut, forward, kind, proxying, refuse_5
 from waiting import wait_for
 
@@ -245,6 +245,25 @@ def test_a_broker_of_small_packets_gets_what_fits_and_the_rest_is_named_once(dev
             assert detail.startswith(f"{topics.of('health')}: 3")
             assert link.state.connected
         watcher.close()
+
+
+@pytest.mark.parametrize("setting", ["max_packet_size", "message_size_limit"])
+def test_a_result_that_is_too_large_is_named_once(device_id, tmp_path, monkeypatch, setting):
+    """The broker says its limit, or hangs up without a word."""
+    monkeypatch.setattr(random, "uniform", lambda *_: 0.0)
+    with (
+        running_broker(tmp_path, f"allow_anonymous true\n{setting} 2000") as broker,
+        linked(broker, device_id, tmp_path) as (link, wake),
+    ):
+        for run_id, more in (("r1", ""), ("r2", "x" * 3000), ("r3", "x" * 3000)):
+            link.delivery.records.log.append(body(device_id, run_id, more))
+        assert wake.recv(100)
+        ((event, detail),) = link.state.events
+        assert event == "not_sent"
+        assert detail.startswith("line 2 of records.jsonl: ")
+        wait_for(lambda: progress(link) == (3, 2))
+        assert "2 not delivered" in link.problem()
+        assert len(link.state.events) == 1
 
 
 def test_a_document_at_which_the_broker_hangs_up_is_reported_and_does_not_block_others(
