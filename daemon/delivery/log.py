@@ -159,7 +159,7 @@ class Log:
         try:
             if seq is None:
                 raise ValueError("it does not begin with this log's id and a number")
-            msgspec.json.decode(line, type=Numbers)
+            msgspec.json.decode(line.decode(), type=Numbers)  # it does not check the bytes of text that it skips
         except (ValueError, RecursionError) as error:
             self._report(line, f"{self.path}: a damaged line is skipped ({error}): {line[:60]!r}")
             return None

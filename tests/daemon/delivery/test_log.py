@@ -80,11 +80,15 @@ def test_a_line_truncated_by_a_crash_is_set_aside_and_reported_and_later_lines_a
         assert reports == [wanted] * bool(torn)
 
 
-@pytest.mark.parametrize("damage", [b"rubbish", b'{"log":"0000000000000000","seq":2,"run_id":"x"}', b'{"log":'])
+@pytest.mark.parametrize(
+    "damage", [b"rubbish", b'{"log":"0000000000000000","seq":2,"run_id":"x"}', b'{"log":', b"a byte of its text"]
+)
 def test_a_damaged_line_is_reported_once_and_the_others_are_read(tmp_path, damage):
     path, reports = tmp_path / "records.jsonl", []
     filled(path, 3)
-    first, _, last = path.read_bytes().splitlines()
+    first, second, last = path.read_bytes().splitlines()
+    if damage == b"a byte of its text":
+        damage = second.replace(b"r2", b"r\xff")
     path.write_bytes(b"\n".join([first, damage, last, b""]))
     log = opened(path, reports.append)
     assert numbers(log) == numbers(log) == [(1, "r1"), (3, "r3")]
