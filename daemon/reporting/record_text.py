@@ -27,7 +27,7 @@ def lines(record: Record, where: str = "") -> Iterator[str]:
     yield "".join([f"{record.case_id}: {record.status}", *more])
     yield from _section("", {name: value for name, value in row(record).items() if name not in ("status", "reason")})
     if record.floor and record.timing:
-        yield from _section("roofline", _roofline(record.floor, record.timing.median_ms))
+        yield from _section(f"roofline{doubts.mark([record])}", _roofline(record.floor, record.timing.median_ms))
     yield from _section("environment", {name: value for name, value in environment.items() if name not in groups})
     for name, group in {**groups, "limits": record.limits, "missing": missing}.items():
         yield from _section(name, group)

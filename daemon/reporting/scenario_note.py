@@ -5,6 +5,7 @@ from collections.abc import Callable
 from statistics import median
 
 from benchd.daemon.records import Load, NeighbourResult, Record, Requests, Timing
+from benchd.daemon.verdicts import doubts
 from benchd.daemon.verdicts.figures import dropped_half
 from benchd.daemon.verdicts.statistics import minimum_samples
 
@@ -15,7 +16,7 @@ _STAGES = ("spawn", "import", "build", "load", "first_run", "second_run")
 def scenario_note(record: Record) -> str | None:
     """Return the line for a record whose scenario has more than one figure, else None."""
     figures = scenario_figures(record)
-    return f"{record.case.scenario}: {record.case_id}: {figures}" if figures else None
+    return f"{record.case.scenario}: {record.case_id}: {figures}{doubts.mark([record])}" if figures else None
 
 
 def scenario_figures(record: Record) -> str | None:

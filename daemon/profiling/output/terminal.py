@@ -57,7 +57,8 @@ def print_compared(out: TextIO, comparison: ProfileChanges) -> None:
             print_rows(console, columns, [_changed(change) for change in changes[:ROWS]], f"{kind}s{comparison.mark}")
         if comparison.same[kind] or changes:
             more = f", {len(changes) - ROWS} smaller changes not shown" if len(changes) > ROWS else ""
-            console.print(f"{kind}s: {len(changes)} changed, {comparison.same[kind]} did not{more}", markup=False)
+            counts = f"{len(changes)} changed, {comparison.same[kind]} did not"
+            console.print(f"{kind}s: {counts}{more}{comparison.mark}", markup=False)
     console.print(f"Steps vary by ±{100 * comparison.noise:.2g} % within a profile; smaller changes are ignored.")
     for text in comparison.differences:
         console.print(f"differs: {text}", markup=False)

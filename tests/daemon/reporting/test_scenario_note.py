@@ -110,3 +110,9 @@ def test_a_pipeline_tells_the_share_of_each_stage():
     parts = {"decode": timing(6.0), "model": timing(4.0), "copy": timing(0.0)}
     record = made(case=Case(model="vim_tiny", scenario="pipeline"), timing=timing(10.0), parts=parts)
     assert scenario_note(record).endswith(": decode 6 ms (60 %), copy 0 ms (0 %), model 4 ms (40 %)")
+
+
+def test_figures_that_other_programs_disturbed_say_so():
+    case = Case(model="vim_tiny", scenario="wake_up")
+    record = made(case=case, parts={"gap_0_ms": timing(4.0)}, flags=["busy_machine", "two_levels"])
+    assert scenario_note(record).endswith(": 4 ms after 0 ms idle (busy machine)")
