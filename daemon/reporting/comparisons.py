@@ -75,7 +75,7 @@ def _all_remarks(comparisons: Sequence[Comparison]) -> list[str]:
 def _remarks(comparison: Comparison, case: str) -> list[str]:
     """Return the reasons for the verdict, and the differences that do not prevent it."""
     verdict, layers = comparison.verdict, comparison.layers
-    reasons = [f"{verdict.answer}: {case}{verdict.reason}"] if verdict.reason else []
+    reasons = [f"{verdict.answer}: {case}{verdict.reason}{comparison.mark}"] if verdict.reason else []
     reasons += [f"where: {case}{layers.sentence}{comparison.mark}"] if layers else []
     return reasons + [f"note: {case}{note}" for note in comparison.notes]
 

@@ -37,8 +37,10 @@ def test_a_test_fails_where_the_command_does(fail_on, outcomes):
 
 def test_the_terminal_explains_the_interval_and_each_verdict_that_it_shows():
     out = io.StringIO()
-    comparisons.print_comparisons(out, [one("same"), one("faster")], as_json=False)
+    comparisons.print_comparisons(out, [one("same"), one("faster", mark=" (busy machine)")], as_json=False)
     text = out.getvalue()
+    assert "FASTER (busy machine)" in text
+    assert "<c> (busy machine)" in text  # the reason
     assert "[...]: where the true change lies, with the confidence given" in text
     assert "FASTER, SLOWER: the interval excludes 0" in text
     assert "SAME: a change that counts is ruled out" in text
