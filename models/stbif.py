@@ -149,19 +149,23 @@ class QuantisedResNet18(nn.Module):
 
 
 def build_qann(*, name: str, kernels: Kernels, level: int, width: int = 64) -> QuantisedResNet18 | FoldedNetwork:
+    """Return `calibrated_qann`; with `kernels` "custom" and "custom-int8", its `fold`, which has the same keys."""
+    qann = calibrated_qann(level=level, width=width)
+    return qann if kernels == "torch" else fold(qann, name, kernels)
+
+
+def calibrated_qann(*, level: int, width: int = 64) -> QuantisedResNet18:
     """Return the quantised ResNet-18 in eval mode with random weights, calibrated on seeded random images.
 
     Weights and images come from torch's global generator. Batch-norm statistics and quantiser scales are set from the
-    calibration images, so that no layer is silent or saturated. With `kernels` "custom" and "custom-int8", which keep
-    the state-dict keys, batch norms are folded and codes are convolved in integers; raises
-    benchd.kernels.dispatch.Unavailable if the default device is not a CPU or lacks the instructions.
+    calibration images, so that no layer is silent or saturated.
     """
     model = QuantisedResNet18(level, width)
     hooks = [quantiser.register_forward_pre_hook(_initialise_scale) for quantiser in model.neurons()]
     random_weights.calibrate(model, torch.randn(_CALIBRATION_IMAGES, *model.input_shape))
     for hook in hooks:
         hook.remove()
-    return model if kernels == "torch" else fold(model, name, kernels)
+    return model
 
 
 def _initialise_scale(quantiser: Quantiser, inputs: tuple[torch.Tensor, ...]) -> None:
@@ -170,14 +174,14 @@ def _initialise_scale(quantiser: Quantiser, inputs: tuple[torch.Tensor, ...]) ->
 
 
 def build_snn(*, name: str, kernels: Kernels, level: int, time_steps: int, width: int = 64) -> SpikingNetwork:
-    """Return the spiking ResNet-18 in eval mode: `convert` of `build_qann`, with the QANN's state-dict keys.
+    """Return the spiking ResNet-18 in eval mode: `convert` of `calibrated_qann`, with the QANN's state-dict keys.
 
     Raises ValueError if time_steps < step = level//2 - 1, and benchd.kernels.dispatch.Unavailable if `kernels` other
     than "torch" have no implementation on the default device.
     """
     if kernels == "custom-int8":
         require_integers(name, kernels)
-    return convert(build_qann(name=name, kernels="torch", level=level, width=width), time_steps, kernels=kernels)
+    return convert(calibrated_qann(level=level, width=width), time_steps, kernels=kernels)
 
 
 def fold(qann: QuantisedResNet18, name: str, kernels: Kernels = "custom") -> FoldedNetwork:
@@ -341,7 +345,7 @@ class _FoldedLayer(nn.Module):
         self._stride, self._padding = layer.stride[0], int(layer.padding[0])
         # tuples keep them out of this module's children, so that the state dict contains them once
         self._sources = (layer, norm)
-        self._senders = () if sender is None else (sender,)
+        self._senders: tuple[Quantiser | StBif, ...] = () if sender is None else (sender,)
         self._schedule = schedule
         # each with its storage, offset and version: while a storage is kept, no other can have its address
         self._derived_from: list[tuple[torch.Tensor, torch.UntypedStorage, int | torch.SymInt, int | None]] = []

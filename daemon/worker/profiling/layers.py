@@ -145,9 +145,7 @@ def _load(work: Work) -> list[LayerRow]:
     begun = time.monotonic_ns()
     with named_range("Model_Loading"):
         with named_range("QANN_Creation"):
-            qann = stbif.build_qann(
-                name="qann_resnet18", kernels="torch", level=int(options["level"]), width=int(options["width"])
-            )
+            qann = stbif.calibrated_qann(level=int(options["level"]), width=int(options["width"]))
         built = time.monotonic_ns()
         # the device for the trial run of its kernels
         with named_range("SNN_Wrapper_Creation"), torch.device(work.device):
