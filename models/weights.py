@@ -175,7 +175,8 @@ def apply(module: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
         module.load_state_dict(given)
     except (KeyError, RuntimeError, ValueError) as error:
         _, *misfits = str(error).splitlines()
-        shown = [line.strip()[:_LONGEST] for line in misfits] or [repr(error)]
+        missing = [key for key in own if key not in given]
+        shown = [line.strip()[:_LONGEST] for line in misfits] or [f"{len(missing)} missing: {_some(missing)}"]
         raise WeightsError("; ".join(shown[:_NAMED])) from error
 
 

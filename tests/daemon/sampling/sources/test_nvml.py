@@ -205,7 +205,7 @@ def test_history_is_given_once_and_in_order(fake):
         ({"mig": 1}, FIRST, "partitioned by MIG; .* disable MIG"),
         ({"fail__nvmlDeviceGetMigMode": 4}, FIRST, "MIG mode of GPU-0000.*: Insufficient Permissions"),
         ({}, "MIG-1a2b", "disable MIG"),
-        ({"cards": 1}, SECOND, f"0 GPUs match {SECOND}...; found: {FIRST}"),
+        ({"cards": 1}, SECOND, f"0 GPUs match '{SECOND}'; found: {FIRST}"),
         ({"cards": 0}, "cuda", "no cuda:0"),
         ({"init": 9}, FIRST, "modprobe nvidia"),
     ],
