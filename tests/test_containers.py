@@ -39,7 +39,7 @@ def test_the_command_of_a_service_is_one(name):
     with click.Context(command := get_command(dashboard.app)) as parent:
         given = command.make_context("dashboard", arguments, parent=parent).params
     assert (given["mqtt"], given["database"]) == ("mqtt://collector@broker", "postgresql://benchd@database/benchd")
-    assert given["collector"] == (name.partition("-")[2] or None)
+    assert given["name"] == (name.partition("-")[2] or None)
     assert given["only"] == name.partition("-")[0]
 
 
