@@ -78,7 +78,7 @@ def _links(request: Request) -> None:
 async def frame(title: str) -> AsyncIterator[None]:
     """Lay out a page and send it; content and errors are shown as soon as they are known.
 
-    This ends for a client that has left, or that never opens a connection, such as curl.
+    This ends for a client that has left, that never opens a connection, such as curl, or that runs no script.
     """
     client = ui.context.client
     with laid_out(title):
@@ -86,9 +86,12 @@ async def frame(title: str) -> AsyncIterator[None]:
         await client.connected()
         if client.is_deleted:
             raise asyncio.CancelledError
-        slow = asyncio.get_running_loop().call_later(SLOW_S, trouble.set_text, SLOW)
         try:
             client.storage["zone"] = await client.run_javascript(ZONE, timeout=PATIENCE_S)
+        except TimeoutError:
+            raise asyncio.CancelledError from None
+        slow = asyncio.get_running_loop().call_later(SLOW_S, trouble.set_text, SLOW)
+        try:
             yield
         except Exception as error:
             if not _has_left(client, error):

@@ -458,10 +458,11 @@ class Race:
         record = self.record(candidate, candidate.confirmed)
         flags = [flag for flag in doubts.of(record) if flag not in doubts.BUSY]  # `run` adds those
         doubtful = f" ({doubts.words(flags)})" if flags else ""
+        fewer = "" if record.case.threads == 1 else ", or give fewer --threads"
         return (
             f"{candidate.name} took {min(times_ms):.4g} to {max(times_ms):.4g} ms in {len(times_ms)} fresh processes"
-            f"{doubtful}, and an interval wider than the time itself is no promise: stop other programs, or give "
-            "fewer --threads; the same command starts over"
+            f"{doubtful}, and an interval wider than the time itself is no promise: stop other programs{fewer}; the "
+            "same command starts over"
         )
 
     def _mark(self, *names: str) -> str:

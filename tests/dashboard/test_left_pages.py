@@ -5,7 +5,9 @@ And pages left open while a device sends nothing more.
 
 import asyncio
 
+import pytest
 from drawn import blank
+from nicegui import core
 
 from benchd.dashboard import layout
 from benchd.dashboard.views.live import LiveCharts
@@ -30,6 +32,22 @@ async def left(drawn):
 def test_a_page_whose_client_has_left_ends_without_a_word(caplog):
     drawn = []
     asyncio.run(left(drawn))
+    assert (drawn, caplog.messages) == ([], [])
+
+
+def test_a_page_whose_browser_never_answers_ends_without_a_word(caplog, monkeypatch):
+    monkeypatch.setattr(layout, "PATIENCE_S", 0.01)
+    drawn = []
+
+    async def build():
+        monkeypatch.setattr(core, "loop", asyncio.get_running_loop())
+        with (client := blank()):
+            client.connected = lambda: asyncio.sleep(0)  # it connects, and then answers no script
+            async with layout.frame("Home"):
+                drawn.append("content")
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(build())
     assert (drawn, caplog.messages) == ([], [])
 
 
