@@ -8,6 +8,7 @@ in the result and in the file's metadata.
 import json
 import logging
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from benchd.exporters import sessions, smoothing
 from benchd.exporters.calibrated import CannotQuantise, Quantised, agreement
@@ -78,6 +79,7 @@ def _prepared(source: Path, path: Path) -> ModelProto:
     del model.opset_import[:]
     model.opset_import.extend(known)
     _name(model.graph.node)
+    _separate_biases(model.graph)
     return model
 
 
@@ -89,6 +91,18 @@ def _name(nodes: Iterable[NodeProto]) -> None:
             node.name = f"{node.op_type}_{place}"
             while node.name in names:
                 node.name += "_"
+
+
+def _separate_biases(graph: GraphProto) -> None:
+    """Give products that share a bias copies of it: the quantiser's own copies may get the name of another value."""
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    biased = [node for node in graph.node if node.op_type in _PRODUCTS and len(node.input) > 2]
+    uses = Counter(node.input[2] for node in biased)
+    for node in biased:
+        if uses[node.input[2]] > 1 and node.input[2] in stored:
+            copied = graph.initializer.add()
+            copied.CopyFrom(stored[node.input[2]])
+            copied.name = node.input[2] = f"{node.name}/bias"
 
 
 def _chosen(model: ModelProto, *, recurrent: bool) -> tuple[list[NodeProto], dict[str, str]]:

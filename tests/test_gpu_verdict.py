@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
+import beside_torch
 import gpu_verdict
 import pytest
 import torch
@@ -71,11 +72,10 @@ def test_each_area_is_right_wrong_or_not_tested_and_says_why(tmp_path, parallel)
     assert by_area["kernels"] == ("not tested", "because no test of it was chosen")
 
 
-def test_on_a_gpu_libraries_may_warn_and_our_own_use_of_old_names_fails(pytestconfig, monkeypatch):
+def test_on_a_gpu_libraries_may_warn_and_our_own_use_of_old_names_fails(monkeypatch):
     lines = []
-    ours = pytestconfig.pluginmanager.get_plugin(str(ROOT / "tests/conftest.py"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    ours.pytest_configure(SimpleNamespace(addinivalue_line=lambda _, line: lines.append(line)))
+    beside_torch.pytest_configure(SimpleNamespace(addinivalue_line=lambda _, line: lines.append(line)))
     with warnings.catch_warnings(record=True) as caught:
         for line in ["error", *lines]:
             warnings.filterwarnings(*parse_warning_filter(line, escape=False))

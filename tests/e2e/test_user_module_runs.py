@@ -1,6 +1,7 @@
 """A user's module through the real commands: what is measured is the file as it is, whatever was measured before."""
 
 import sys
+from pathlib import Path
 
 import pytest
 from records_made import written
@@ -52,6 +53,8 @@ def test_a_configuration_names_a_function_of_an_installed_package_and_not_of_the
     net(tmp_path, 2)  # is not taken
     with (tmp_path / "tiny.toml").open("a") as configuration:
         configuration.write('[[suite]]\nmodule = "net:build"\nvariants = ["eager"]\npreset = "quick"\n')
+    # without the folders of user files that earlier tests imported
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if not Path(folder, "net.py").exists()])
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
     monkeypatch.syspath_prepend(tmp_path / "site")
     done = once()
