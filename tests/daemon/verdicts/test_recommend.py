@@ -138,7 +138,7 @@ def test_a_figure_without_an_interval_cannot_be_told_apart():
     unsure = candidate("fp16", 9.0, count=1, timing=timing(9.0, low_ms=None, high_ms=None))
     assert only([unsure, candidate("eager", 1.0)]).tied == ["eager", "eager-fp16"]
     assert only([unsure]).fastest == "eager-fp16"
-    words = "eager-fp16 takes 9x as long, no interval (one process); --processes 5 decides"
+    words = "eager leads, and eager-fp16 takes 9x as long, no interval (one process); --processes 5 decides"
     assert line(only([unsure, candidate("eager", 1.0, count=1)])) == f"vim_tiny b1: inconclusive: {words}"
     reason = only([unsure], max_latency_ms=10.0).excluded["eager-fp16"]
     assert reason == "has no interval to compare with 10 ms: measure longer, for example with --preset standard"
