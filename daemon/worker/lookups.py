@@ -1,11 +1,11 @@
 """Finds the valid range of a model's integer inputs: the numbers that it accepts in trial runs."""
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchd.daemon.worker.structures import Batch, values
 
@@ -14,33 +14,39 @@ MOST = 2**20
 
 
 def spans(
-    module: nn.Module, ones: Batch, names: Collection[str], wanted: Collection[str], sizes: Iterable[int]
+    forms: Sequence[Callable[..., object]],
+    ones: Batch,
+    names: Collection[str],
+    wanted: Collection[str],
+    sizes: Iterable[int],
 ) -> dict[str, tuple[int, int]]:
-    """Return the first and last number that the module accepts, for each of the `wanted` inputs that has a limit.
+    """Return the first and last number that a model accepts, for each of the `wanted` inputs that has a limit.
 
-    `ones` is a batch whose wanted inputs are all 1, and `names` are those of all its inputs. A number equal to one of
-    `sizes`, those of the module's tensors, is the most likely to be the first that is refused, which saves trials.
+    The first of its `forms` that runs is tried. `ones` is a batch whose wanted inputs are all 1, and `names` are those
+    of all its inputs. A number equal to one of `sizes`, those of the model's tensors, is the most likely to be the
+    first that is refused, which saves trials.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        for example in (ones[:1], ones):  # a module may accept only its own batch size
-            trials = _Trials(module, dict(zip(names, values(example), strict=True)), sizes)
-            if trials.takes({}):
-                return trials.spans(wanted)
+        for form in forms:
+            for example in (ones[:1], ones):  # a model may accept only its own batch size
+                trials = _Trials(form, dict(zip(names, values(example), strict=True)), sizes)
+                if trials.takes({}):
+                    return trials.spans(wanted)
     return {}
 
 
 class _Trials:
-    """Runs of a module on integers, which it may refuse."""
+    """Runs of a model on integers, which it may refuse."""
 
-    def __init__(self, module: nn.Module, inputs: Mapping[str, Tensor], sizes: Iterable[int]) -> None:
-        self._module, self._inputs = module, inputs
+    def __init__(self, model: Callable[..., object], inputs: Mapping[str, Tensor], sizes: Iterable[int]) -> None:
+        self._model, self._inputs = model, inputs
         self._sizes = {*sizes, *(size for value in inputs.values() for size in value.shape)}
 
     def takes(self, numbers: Mapping[str, int]) -> bool:
-        """Return whether the module runs with these inputs, each filled with its number."""
+        """Return whether the model runs with these inputs, each filled with its number."""
         filled = {name: torch.full_like(self._inputs[name], number) for name, number in numbers.items()}
         try:
-            self._module(*{**self._inputs, **filled}.values())
+            self._model(*{**self._inputs, **filled}.values())
         except Exception:  # a user's module may raise anything
             return False
         return True
@@ -55,7 +61,7 @@ class _Trials:
         return {name: (0 if self.takes({name: 0}) else 1, last) for name, last in lasts.items()}
 
     def _last(self, name: str, most: int, others: Mapping[str, int]) -> int:
-        """Return the largest number below `most` that the module accepts in combination with the others."""
+        """Return the largest number below `most` that the model accepts in combination with the others."""
         refuses = partial(self._refuses, name, others)
         likely = [1, *sorted(size - 1 for size in self._sizes if 2 < size <= most), most]
         place = bisect_left(likely, True, lo=1, hi=len(likely) - 1, key=refuses)

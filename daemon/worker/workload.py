@@ -5,7 +5,7 @@ import hashlib
 import inspect
 import math
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -118,8 +118,16 @@ def _spanned(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> list[In
         if job.module:
             module = user_module.takes(module, specs)
             user_module.settle(module, ones)
-        spans = lookups.spans(doubled.copied(module), ones, named, wanted, _sizes(job, module))
+        # what the reference accepts is meant, even if the measured form also takes other numbers
+        forms: list[Callable[..., object]] = [_exact(module), doubled.copied(module)] if job.module else [module]
+        spans = lookups.spans(forms, ones, named, wanted, _sizes(job, module))
     return [user_inputs.spanned(spec, spans.get(name)) for name, spec in named.items()]
+
+
+def _exact(module: nn.Module) -> Callable[..., object]:
+    """Return the module's float64 form, which takes the same inputs."""
+    exact = doubled.reading(doubled.in_float64(module))
+    return lambda *inputs: exact(*(value.double() if value.is_floating_point() else value for value in inputs))
 
 
 def _sizes(job: Job, module: nn.Module) -> set[int]:

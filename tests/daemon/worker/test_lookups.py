@@ -51,20 +51,20 @@ class Calls(nn.Module):
 @pytest.mark.parametrize(("function", "expected"), LIMITED.values(), ids=LIMITED)
 def test_the_span_of_an_input_is_what_the_model_accepts(function, expected, sizes):
     ones = torch.ones(2, 4, dtype=torch.int64)
-    assert lookups.spans(Calls(function), ones, ["ids"], ["ids"], sizes).get("ids") == expected
+    assert lookups.spans([Calls(function)], ones, ["ids"], ["ids"], sizes).get("ids") == expected
 
 
 def test_the_spans_of_two_inputs_hold_together():
     both = Tensors({"a": torch.ones(2, 4, dtype=torch.int64), "b": torch.ones(2, 4, dtype=torch.int64)})
-    spans = lookups.spans(Calls(lambda a, b: TABLE[a + b]), both, ["a", "b"], ["a", "b"], set())
+    spans = lookups.spans([Calls(lambda a, b: TABLE[a + b])], both, ["a", "b"], ["a", "b"], set())
     assert spans["a"][1] > 10
     assert spans["a"][1] + spans["b"][1] < len(TABLE)
 
 
 def test_bytes_that_are_all_accepted_have_no_span():
     ones = torch.ones(2, 4, dtype=torch.uint8)
-    assert lookups.spans(Calls(lambda x: torch.zeros(256)[x.int()]), ones, ["x"], ["x"], set()) == {}
-    assert lookups.spans(Calls(lambda x: torch.zeros(9)[x.int()]), ones, ["x"], ["x"], set()) == {"x": (0, 8)}
+    assert lookups.spans([Calls(lambda x: torch.zeros(256)[x.int()])], ones, ["x"], ["x"], set()) == {}
+    assert lookups.spans([Calls(lambda x: torch.zeros(9)[x.int()])], ones, ["x"], ["x"], set()) == {"x": (0, 8)}
 
 
 class Scripted(nn.Module):
@@ -80,5 +80,5 @@ class Scripted(nn.Module):
 def test_torchscript_is_tried_like_any_module():
     ones = torch.ones(2, 4, dtype=torch.int64)
     names = ("ids", "steps")
-    spans = lookups.spans(torch.jit.script(Scripted()), Tensors(dict.fromkeys(names, ones)), names, names, {50, 4})
+    spans = lookups.spans([torch.jit.script(Scripted())], Tensors(dict.fromkeys(names, ones)), names, names, {50, 4})
     assert spans == {"ids": (0, 49)}
