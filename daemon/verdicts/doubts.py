@@ -81,8 +81,8 @@ def mark(records: Iterable[Record]) -> str:
 
 def short(*records: Record) -> str:
     """Return the word beside a time in a table for the worst doubt about its records; empty if there is none."""
-    found = {flag for record in records for flag in record.flags}
-    return next((word for word, (flags, _) in SHORT.items() if flags & found), "")
+    raised = {flag for record in records for flag in record.flags}
+    return next((word for word, (flags, _) in SHORT.items() if flags & raised), "")
 
 
 def meanings(words: Container[str]) -> list[str]:

@@ -559,8 +559,8 @@ def line(decision: Decision) -> str:
     beside = [of_processes(decision), *_flagged(decision, decision.tied)]
     sides = [figure(decision.candidates[name], decision.objective) for name in decision.tied[:2]]
     if not all(math.isfinite(side.high) for side in sides):
-        lead = f"{decision.tied[0]} leads, and {_ratio(decision, decision.tied[1])}"
-        return f"{decision.subject}: inconclusive: {lead} ({'; '.join(beside)}); {_more(decision)} decides"
+        order = f"{decision.tied[0]} leads, and {_ratio(decision, decision.tied[1])}"
+        return f"{decision.subject}: inconclusive: {order} ({'; '.join(beside)}); {_more(decision)} decides"
     *others, last = decision.tied
     first = min(decision.tied, key=lambda name: _order(decision.candidates[name]))
     return (

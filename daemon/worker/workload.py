@@ -7,7 +7,7 @@ import math
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -125,9 +125,9 @@ def _spanned(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> list[In
 
 
 def _exact(module: nn.Module) -> Callable[..., object]:
-    """Return the module's float64 form, which takes the same inputs."""
-    exact = doubled.reading(doubled.in_float64(module))
-    return lambda *inputs: exact(*(value.double() if value.is_floating_point() else value for value in inputs))
+    """Return the module's float64 form, which takes the same inputs; its first run makes it, or raises."""
+    exact = cache(lambda: doubled.reading(doubled.in_float64(module)))
+    return lambda *inputs: exact()(*(value.double() if value.is_floating_point() else value for value in inputs))
 
 
 def _sizes(job: Job, module: nn.Module) -> set[int]:

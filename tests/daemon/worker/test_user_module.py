@@ -128,6 +128,11 @@ class Forgets(Named):
         return super().forward(ids=ids if is_exact else torch.where(ids > 1, 0, ids), mask=mask)
 
 
+class Float32Only(Named):
+    def _apply(self, fn, recurse=True):
+        raise NotImplementedError
+
+
 class Says(Named):
     inputs = ["ids=int64:6", "mask=bool:6"]
 
@@ -421,6 +426,7 @@ def test_the_flag_of_a_float32_reference_stands_in_the_outcome(tmp_path):
 DRAWN = {
     "table": ("Named", WORDS, "random ids 0-9, mask 0-1, seed 0"),
     "table of the exact form": ("Forgets", WORDS, "random ids 0-9, mask 0-1, seed 0"),
+    "table of the only form": ("Float32Only", WORDS, "random ids 0-9, mask 0-1, seed 0"),
     "as given": ("Named", ["ids=int64:6:2-5", "mask=bool:6"], "random ids 2-5, mask 0-1, seed 0"),
     "bytes": ("in_float", ["uint8:3x4x4"], "random 0-255, seed 0"),
     "indexes nothing": ("in_float", ["int64:3x4x4"], "random 0-1, seed 0"),
