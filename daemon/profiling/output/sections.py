@@ -45,7 +45,7 @@ TERMS = {
     "occupancy": "the share of the GPU's threads in use",
     "SM efficiency": "the share of the time in which a GPU processor has work",
     "spike rate": "the share of neurons that fire in a step",
-    "wasted spikes": "spikes that reach nothing",
+    "wasted spikes": "pairs of +1 and -1 of one neuron, which cancel",
     "sparsity": "the share of zeros",
 }
 """The meaning of words in the headings of tables."""
