@@ -1,12 +1,13 @@
 """A real MQTT broker for tests: mosquitto on a free loopback port, configured and ended here."""
 
 import os
+import random
 import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,9 +40,12 @@ def program(name: str, *places: Path) -> str:
 
 
 def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """Return a free port below those that the kernel hands out, so that no client takes it before its server does."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with closing(socket.socket()) as probe, suppress(OSError):
+            probe.bind((HOST, port))
+            return port
 
 
 @contextmanager
