@@ -76,6 +76,9 @@ def terms(records: Sequence[Record], width: int) -> list[str]:
     named = "; ".join([*(f"{part} is {meaning}" for part, meaning in MEANINGS.items() if part in parts), size])
     explanations = {
         f"variants: {named}": bool(timed),
+        "(c, ...%): the share of convolutions that ran in these 8-bit instructions of the CPU": any(
+            (record.kernels_ran or "").endswith("%") for record in timed
+        ),
         "[95 %] or ±: where the true median lies with 95 % confidence": any(
             record.timing and record.timing.low_ms for record in timed
         ),
@@ -86,8 +89,12 @@ def terms(records: Sequence[Record], width: int) -> list[str]:
         "x of floor: the time over the shortest that the device's peak rates allow; in brackets, what limits it": any(
             width >= ALL_COLUMNS and record.x_of_floor is not None for record in records
         ),
+        "off: images whose error is above the limit, of which a variant may have a few": any(map(_off, checks)),
         "void: the check cannot give a verdict, often because weights are random": any(map(_is_void, checks)),
         "images agree: the variant gives them the same class as float64": any(map(agreement, checks)),
+        "ties: images for which float64 itself finds several classes equally likely": any(
+            "ties" in agreement(check) for check in checks
+        ),
         "flipped: the share of spikes that differ from float64": any(check.flipped_share for check in checks),
     }
     return [term for term, is_shown in explanations.items() if is_shown]
@@ -237,16 +244,19 @@ def _check(record: Record) -> Text:
     if check is None:
         return Text("-" if record.timing else "")
     flipped = f", {check.flipped_share:.0e} flipped" if check.flipped_share else ""
-    # the images are counted, instead of judging their mean
-    is_counted = check.images_off <= check.images_off_allowed < check.images or not check.passed
-    off = f", {check.images_off} of {check.images} off" if check.images_off and is_counted else ""
     is_int8 = record.case.variant.precision == "int8" and check.mean_error_share is not None
     error = f"{check.typical_error_share:.1e}"
     if is_int8:
         error = f"{check.error_share:.1e} max, {check.mean_error_share:.1e} mean"
     verdict = _verdict(check)
-    figures = f" {error}{off}{flipped}{agreement(check)}"
+    figures = f" {error}{_off(check)}{flipped}{agreement(check)}"
     return Text.assemble((verdict, ALARM if verdict == "FAILED" else ""), figures)
+
+
+def _off(check: Check) -> str:
+    """Return, after a comma, how many images are off their limit; empty if their mean is judged instead."""
+    is_counted = check.images_off <= check.images_off_allowed < check.images or not check.passed
+    return f", {check.images_off} of {check.images} off" if check.images_off and is_counted else ""
 
 
 def _is_void(check: Check) -> bool:

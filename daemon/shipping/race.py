@@ -166,7 +166,8 @@ class Race:
     def _flags(self, winner: str) -> list[str]:
         candidate = self.named(winner)
         is_of_joules = bool(self._asked.max_energy_j or self._asked.max_power_w)
-        return doubts.of(self.record(candidate, candidate.confirmed), joules=is_of_joules)
+        flags = doubts.of(self.record(candidate, candidate.confirmed), joules=is_of_joules)
+        return [*flags, *["wide_interval"] * racing.is_vague(self._confirmed_ms(candidate))]
 
     def records(self) -> list[Record]:
         """Return the record of each candidate that was measured, with all of its processes."""
@@ -451,9 +452,12 @@ class Race:
         return f"is in doubt: {candidate.missed[0].words}" if candidate.missed else None
 
     def _promises_nothing(self, candidate: Candidate) -> str | None:
-        """Return why a candidate's confirming processes cannot support a promise, else None."""
-        times_ms = per_inference_ms(candidate.confirmed, candidate.planned)
-        if not racing.promises_nothing(times_ms):
+        """Return why a candidate's confirming processes support no promise, else None.
+
+        A limit of time that they meet is a promise, however far apart their times are.
+        """
+        times_ms = self._confirmed_ms(candidate)
+        if self._asked.max_latency_ms or self._asked.rate_hz or not racing.is_vague(times_ms):
             return None
         record = self.record(candidate, candidate.confirmed)
         flags = [flag for flag in doubts.of(record) if flag not in doubts.BUSY]  # `run` adds those
@@ -464,6 +468,9 @@ class Race:
             f"{doubtful}, and an interval wider than the time itself is no promise: stop other programs{fewer}; the "
             "same command starts over"
         )
+
+    def _confirmed_ms(self, candidate: Candidate) -> list[float]:
+        return per_inference_ms(candidate.confirmed, candidate.planned)
 
     def _mark(self, *names: str) -> str:
         return doubts.mark(

@@ -42,7 +42,7 @@ PROMISED_AT_MOST = 18
 standard deviations within a limit."""
 
 WIDEST_SHARE = 1.0
-"""A promise whose interval is wider than this share of its time is meaningless."""
+"""An interval wider than this share of its time says nothing about that time."""
 
 AGAINST_FAR = 3
 """Number of fresh processes for a runner-up eliminated within `FEW` rounds; a closer one gets as many as the winner."""
@@ -125,8 +125,8 @@ def needed_against(behind: Behind | None) -> int:
     return AGAINST_FAR if behind and behind.rounds < FEW else PROMISED
 
 
-def promises_nothing(times_ms: Sequence[float]) -> bool:
-    """Return whether the interval for a promise from these processes would be wider than the time itself."""
+def is_vague(times_ms: Sequence[float]) -> bool:
+    """Return whether the interval of the time of these processes is wider than the time itself."""
     centre_ms, interval = combine(times_ms)
     return interval is None or interval.high - interval.low > WIDEST_SHARE * centre_ms
 

@@ -42,6 +42,7 @@ PLAIN = BUSY | {
     "throttled": "clocks throttled",
     "two_levels": "jumps between two speeds",
     "warm_up_not_steady": "not warmed up",
+    "wide_interval": "an interval wider than the time itself",
 }
 """The wording of flags that are not shown by name."""
 

@@ -228,6 +228,12 @@ def test_a_winner_whose_interval_is_wider_than_its_time_does_not_ship(tmp_path):
     assert not course(tmp_path, times_ms)[0].named("eager").raced
 
 
+def test_a_winner_far_within_its_limit_ships_however_far_apart_its_times_are(tmp_path):
+    racing, script = course(tmp_path, {"eager": [0.4] + [0.3, 1.9] * 9}, asked=ShipLimits(max_latency_ms=50.0))
+    outcome = racing.run()
+    assert (outcome.winner, len(script.ran), outcome.flags[-1]) == ("eager", 1 + PROMISED, "wide_interval")
+
+
 def test_when_the_time_is_up_it_says_what_is_open_and_how_long_that_takes(tmp_path):
     racing, script = course(tmp_path, {"eager": 4.0, "compile": 4.0}, minutes=1e-9)
     outcome = racing.run()
