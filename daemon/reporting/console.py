@@ -441,7 +441,8 @@ def print_noise_floors(out: TextIO, floors: Sequence[NoiseFloor]) -> None:
 def _extent(plan: Sequence[PlannedCase]) -> Iterator[str]:
     """Yield the number of cases in a plan, roughly how long they take, and what may take additional time."""
     cases = f"{len(plan)} case{'s' if len(plan) > 1 else ''}"
-    yield f"{cases}, about {duration(sum(planned.seconds for planned in plan))}"
+    about = duration(sum(planned.seconds for planned in plan))
+    yield f"{cases}, about {about} on a quiet machine; a model's first check may add a minute"
     if any(planned.inputs.accuracy for planned in plan):
         yield "plus accuracy, whose time depends on the number of images"
     for percentile in sorted({case.searched_percentile for case in plan if case.searched_percentile is not None}):
