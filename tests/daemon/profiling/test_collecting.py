@@ -96,7 +96,8 @@ def test_a_child_that_takes_too_long_is_ended_with_its_reason(tmp_path):
 
 
 def test_an_interrupt_of_a_tool_costs_what_had_not_ended(tmp_path, monkeypatch):
-    (tmp_path / "ncu").write_text("#!/bin/sh\nkill -TERM $PPID\nexec /bin/sleep 6000\n")
+    # a second later, because Popen forgets a child if it is interrupted before it returns
+    (tmp_path / "ncu").write_text("#!/bin/sh\n/bin/sleep 1\nkill -TERM $PPID\nexec /bin/sleep 6000\n")
     (tmp_path / "ncu").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     job = msgspec.structs.replace(profile_job(tmp_path, methods=["nsys", "ncu"]), device="cuda")
