@@ -14,7 +14,7 @@ JETSON_INDEX := $(BENCHD_JETSON_INDEX)
 PLATFORM := $(shell if grep -qsa tegra '$(BOARD)'/proc/{device-tree/compatible,sys/kernel/osrelease}; then echo jetson; \
 	elif nvidia-smi >/dev/null 2>&1; then echo gpu; else echo cpu; fi)
 # if this finds none, .ci/setup stops with the reason
-OF_BOARD = $(or $(shell python3 exporters/tegra.py constraints '$(BOARD)' 2>/dev/null),constraints-jetson62.txt)
+OF_BOARD = $(or $(shell $(PYTHON) exporters/tegra.py constraints '$(BOARD)' 2>/dev/null),constraints-jetson62.txt)
 CONSTRAINTS := $(if $(filter jetson,$(PLATFORM)),$(OF_BOARD),constraints.txt)
 PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true)
 

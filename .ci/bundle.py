@@ -30,7 +30,7 @@ COPIED = (
 )
 
 
-TARGETS = {known.constraints.replace("constraints-jetson", "jetpack").removesuffix(".txt"): known for known in RELEASES}
+TARGETS = {known.target: known for known in RELEASES}
 MACHINE = "aarch64"
 GLIBC_MINOR = {"22.04": 35, "24.04": 39}  # by Ubuntu release
 OF_BOARD = re.compile(r"^(torch|torchvision|triton)==([\w.]+)", re.MULTILINE)

@@ -7,6 +7,7 @@ PACKAGE are linked next to torch's. Exit status 1 if torch is unusable.
 
 import os
 import sys
+import sysconfig
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, files, version
@@ -91,7 +92,7 @@ def _imported(name: str) -> Any:
         if error.name == name:
             raise BoardError(f"{name} is missing from the board's Python.", RETRY) from None
         raise BoardError(f"{name} does not import: {error}.", RETRY) from error
-    except (ImportError, OSError, RuntimeError) as error:
+    except Exception as error:  # a torch of another JetPack may raise anything
         raise BoardError(
             f"{name} does not import: {error}.", tegra.library(str(error), BOARD) or OTHER_LIBRARY
         ) from error
@@ -100,7 +101,11 @@ def _imported(name: str) -> Any:
 def _replacement(location: Path) -> str:
     if location.is_relative_to(sys.prefix):
         return f"rm -rf {sys.prefix} && {RETRY}"
-    return f"python3 -m pip uninstall torch torchvision && {RETRY}"
+    is_system = not location.is_relative_to(Path.home())
+    # Ubuntu 24.04's Python refuses to uninstall without being told so
+    is_managed = Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED").exists()
+    pip = f"{'sudo ' * is_system}{sys.base_prefix}/bin/python3 -m pip uninstall"
+    return f"{pip}{' --break-system-packages' * is_managed} torch torchvision && {RETRY}"
 
 
 def _version(name: str) -> str | None:

@@ -1,7 +1,7 @@
 """Finds out whether this machine is a Jetson, which JetPack it runs, and where its packages come from.
 
 Also a script for use without an environment and with an old Python: `python3 exporters/tegra.py WHAT [ROOT]` prints
-`index`, `constraints`, `beside` or `release` for this board, or exits with a message if benchd cannot run on it.
+one of this board's facts in `main`, or exits with a message if benchd cannot run on it.
 """
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ class Release:
     repository: str
     beside: tuple[str, ...] = ()
 
+    @property
+    def target(self) -> str:
+        """The bundle's name, for `make bundle`."""
+        return self.constraints.replace("constraints-jetson", "jetpack").replace(".txt", "")
+
 
 _JP6 = (WHEELS + "jp6/cu126", "constraints-jetson62.txt", "ubuntu2204/arm64")
 _BESIDE = ("nvpl-blas", "nvpl-lapack", "nvidia-cudss-cu13")
@@ -57,6 +62,10 @@ _LIBRARY = f"""with NVIDIA's CUDA repository, whose key comes first:
 _LIBRARIES = {"libcudss": "cudss", "libcusparseLt": "libcusparselt0", "libnvpl_blas": "nvpl", "libnvpl_lapack": "nvpl"}
 
 
+OLDEST_KERNEL = (5, 15)  # JetPack 6's
+_UPGRADE, _FLASH = "upgrade it with apt, as NVIDIA's page on JetPack 6.2 says", "flash JetPack 6.2 or newer"
+
+
 class TooOld(Exception):
     """The board's JetPack is too old for benchd; the message says what to do."""
 
@@ -72,33 +81,37 @@ def is_tegra(root: Path = Path("/")) -> bool:
 
 def l4t(root: Path = Path("/")) -> str:
     """Return the L4T version, such as "36.4.3"; empty if the board does not say, as in most containers."""
-    match = re.match(r"# R(\d+) \(release\), REVISION: ([\d.]+)", _text(root / "etc/nv_tegra_release"))
+    match = re.match(r"# R(\d+) \(release\), REVISION: (\d+(?:\.\d+)*)", _text(root / "etc/nv_tegra_release"))
     return f"{match[1]}.{match[2]}" if match else ""
 
 
-def release_of(version: str, system: str = "") -> tuple[Release, bool]:
+def release_of(version: str, system: str = "", kernel: str = "") -> tuple[Release, bool]:
     """Return the release for an L4T version, with or without its R, and whether RELEASES lists that version.
 
     An unlisted version counts as the last known release before it. Without a version, the release is the last one for
-    the Ubuntu in `system`, such as "Ubuntu 22.04.5 LTS", else the newest. Raises TooOld for JetPack 6.0 and older.
+    the Ubuntu in `system`, such as "Ubuntu 22.04.5 LTS", else the newest. Raises TooOld for JetPack 6.0 and older, and
+    without a version for a `kernel` older than JetPack 6's, which a container shares with its board.
     """
     if not version:
+        if (numbers := re.match(r"(\d+)\.(\d+)", kernel)) and tuple(map(int, numbers.groups())) < OLDEST_KERNEL:
+            raise TooOld(_too_old("JetPack 5 or older", f"Linux {kernel.strip()}", _FLASH))
         return next((known for known in reversed(RELEASES) if f"Ubuntu {known.ubuntu}" in system), RELEASES[-1]), False
     major, minor = (int(part) for part in (version.lstrip("R") + ".0").split(".")[:2])
     before = [known for known in RELEASES if _numbers(known.l4t[0]) <= (major, minor)]
     if not before:
-        name = "JetPack 6.0" if major == 36 else "JetPack 5 or older"
-        remedy = (
-            "upgrade it with apt, as NVIDIA's page on JetPack 6.2 says" if major == 36 else "flash JetPack 6.2 or newer"
-        )
-        raise TooOld(f"this board runs {name} (L4T {version}), and benchd needs JetPack 6.1 or newer: {remedy}")
+        named = ("JetPack 6.0", _UPGRADE) if major == 36 else ("JetPack 5 or older", _FLASH)
+        raise TooOld(_too_old(named[0], f"L4T {version}", named[1]))
     return before[-1], f"{major}.{minor}" in before[-1].l4t
+
+
+def _too_old(jetpack: str, seen: str, remedy: str) -> str:
+    return f"this board runs {jetpack} ({seen}), and benchd needs JetPack 6.1 or newer: {remedy}"
 
 
 def release(root: Path = Path("/")) -> tuple[Release, bool]:
     """Return the release of this board; raises the errors of `release_of`."""
     system = re.search(r"^PRETTY_NAME=(.+)", _text(root / "etc/os-release"), re.MULTILINE)
-    return release_of(l4t(root), system[1] if system else "")
+    return release_of(l4t(root), system[1] if system else "", _text(root / "proc/sys/kernel/osrelease"))
 
 
 def described(root: Path = Path("/")) -> str:
@@ -145,8 +158,11 @@ def install_from(board_index: str, packages: str) -> str:
 
 
 def _text(file: Path) -> str:
-    """Return the file's text, empty if there is no such file; a damaged one may contain anything."""
-    return file.read_bytes().decode(errors="replace") if file.exists() else ""
+    """Return the file's text, empty if it cannot be read; a damaged one may contain anything."""
+    try:
+        return file.read_bytes().decode(errors="replace")
+    except OSError:  # Docker also makes a folder of a file that its host lacks
+        return ""
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -165,6 +181,8 @@ def main(question: str, root: str = "/") -> int:
         "beside": " ".join(known.beside),
         "index": known.index,
         "constraints": known.constraints,
+        "python": known.python,
+        "bundle": f"make bundle TARGET={known.target}",
     }
     sys.stdout.write(f"{facts[question]}\n")
     return 0

@@ -59,7 +59,7 @@ parse() {
             --mqtt) mqtt=$2 ;;
             --device-id) device_id=$2 ;;
             --device-name) device_name=$2 ;;
-            --wheels) wheels=$(cd "$2" && pwd) ;;
+            --wheels) wheels=$(cd "$2" 2>/dev/null && pwd) || die "--wheels $2: there is no such folder" ;;
             esac
             shift
             ;;
@@ -85,6 +85,7 @@ check_values() {
 }
 
 check_machine() {
+    "$python" -c '' 2>/dev/null || die "PYTHON=$python does not run; leave it out to use /usr/bin/python3"
     if [ -n "$root" ]; then return; fi
     [ "$(id -u)" = 0 ] || die "root is needed to write to /opt/benchd and /etc: sudo $0"
     if [ "$action" != install ]; then return; fi
@@ -142,6 +143,20 @@ find_parts() {
     extras=${extras// /,}
 }
 
+# Asked first, because a JetPack that is too old, or another than the bundle's, needs no pip to be refused.
+find_constraints() {
+    constraints=$tree/constraints.txt
+    if [ "$platform" = jetson ]; then
+        constraints=$tree/$(of_board constraints) || exit 1
+        [ -e "$constraints" ] || die "this bundle is for another JetPack. Where there is a network: $(of_board bundle)"
+    fi
+    [ -e "$constraints" ] || die "this bundle is for a Jetson, which this machine is not; install from a checkout"
+}
+
+of_board() {
+    "$python" "$tree/exporters/tegra.py" "$1" "${root:-/}"
+}
+
 # Built from a copy, because a build would leave files owned by root in the checkout.
 build_wheel() {
     local copy=$scratch/tree
@@ -167,10 +182,6 @@ find_wheel() {
 name_version() {
     local hash number
     if [ ! -e "$requirements" ]; then requirements=''; fi
-    constraints=$tree/constraints.txt
-    if [ "$platform" = jetson ]; then
-        constraints=$tree/$("$python" "$tree/exporters/tegra.py" constraints "${root:-/}") || exit 1
-    fi
     hash=$( (cat "$wheel" "$constraints" ${requirements:+"$requirements"} && echo "$extras" && "$python" -V) | sha256sum)
     number=$(basename "$wheel")
     number=${number#benchd-}
@@ -438,6 +449,7 @@ do_install() {
     choose_part
     find_parts
     find_units
+    find_constraints
     find_wheel
     name_version
     make_environment
@@ -451,7 +463,7 @@ do_install() {
 
 do_rollback() {
     local to
-    [ -L "$home/previous" ] || die "there is no version before $(running)"
+    [ -L "$home/previous" ] || die "there is no earlier version to return to"
     to=$(readlink "$home/previous")
     asked='' platform=''
     find_parts

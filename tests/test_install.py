@@ -19,6 +19,7 @@ from test_makefile import base_python_has_torch
 
 from benchd.daemon import config
 from benchd.dashboard.store import Store
+from benchd.exporters import tegra
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "systemd/install.sh"
@@ -205,8 +206,9 @@ def interrupted_or_broken_and_the_first_stays(site, update, first):
 
 def left_by_a_killed_install(site, update):
     """Make the folder of an install that was killed while pip worked on it; return a file in it."""
-    given = f"tree={ROOT} wheels={update} asked=service platform=cpu; find_parts; find_wheel; name_version"
-    left = site.home / phase(site, f"{given}; echo $version").strip() / "half a package"
+    given = f"tree={ROOT} wheels={update} asked=service platform=cpu"
+    code = f"{given}; find_parts; find_constraints; find_wheel; name_version; echo $version"
+    left = site.home / phase(site, code).strip() / "half a package"
     left.parent.mkdir()
     for path in (left, left.with_name(".unfinished")):
         path.touch()
@@ -316,7 +318,7 @@ def test_a_version_s_name_tells_platform_python_and_own_packages_apart(site, tmp
 
     def name(platform, python=sys.executable):
         given = f"tree={ROOT} wheel={tmp_path}/benchd-1.0-py3-none-any.whl asked=service"
-        code = f"{given} platform={platform} python={python}; find_parts; name_version; echo $version"
+        code = f"{given} platform={platform} python={python}; find_parts; find_constraints; name_version; echo $version"
         return phase(site, code).strip()
 
     names = [name("cpu"), name("gpu"), name("cpu", tmp_path / "python")]
@@ -339,12 +341,10 @@ def test_a_version_is_used_again_only_if_it_works_and_lacks_nothing(site, platfo
 
 def test_the_folder_that_the_service_runs_from_is_never_built_again(site, tmp_path):
     wheel, python = tmp_path / "benchd-1.0-py3-none-any.whl", '"$1/bin/python"'
-    for path in (wheel, tmp_path / "constraints-jetson72.txt"):
+    for path in (wheel, constraints := tmp_path / "constraints-jetson72.txt"):
         path.touch()
-    (tmp_path / "exporters").mkdir()
-    shutil.copy(ROOT / "exporters/tegra.py", tmp_path / "exporters")
     tool(tmp_path / ".ci", "setup", f"mkdir -p $1/bin; echo '#!/bin/sh' >{python}; chmod +x {python}; exit $END")
-    given = f"tree={tmp_path} wheel={wheel} platform=jetson asked=service"
+    given = f"tree={tmp_path} wheel={wheel} constraints={constraints} platform=jetson asked=service"
 
     def installed(index="", end=0):
         code = f"{given}; find_parts; name_version; make_environment; switch_to $version; remove_older"
@@ -462,12 +462,27 @@ def test_a_dashboard_that_ends_after_its_start_is_no_success(site, tmp_path, las
     assert ("written by a newer benchd" in output) == (end == "does not start")
 
 
+def test_a_board_with_a_jetpack_that_is_too_old_is_refused_before_anything_is_built(site):
+    jetson_trees.build(site.root, jetson_trees.AGX_ORIN)
+    output = site.install(code=1, PIP_INDEX_URL="http://127.0.0.1:1/")
+    assert output.startswith("benchd: this board runs JetPack 5 or older (L4T 35")
+
+
+def test_a_bundle_for_another_machine_is_refused_with_the_line_that_makes_the_right_one(board, tmp_path):
+    for folder in (".ci", "exporters", "systemd"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    command = ["bash", str(tmp_path / "systemd/install.sh"), "--wheels", str(tmp_path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=board.environment)
+    assert done.returncode == 1
+    assert "this bundle is for another JetPack. Where there is a network: make bundle TARGET=jetpack62" in done.stderr
+
+
 @pytest.mark.slow
 @NEEDS_A_BARE_PYTHON
 def test_a_board_without_torch_stops_with_cause_and_cure(board, without_torch):
     output = board.install("--wheels", without_torch, code=1)
     assert f"{without_torch} has no torch torchvision" in output
-    assert "sudo JETSON_INDEX=URL" in output
+    assert f"make bundle TARGET=jetpack62 JETSON_INDEX={tegra.RELEASES[0].index}" in output
     assert not (board.home / "current").exists()
 
 
@@ -552,7 +567,7 @@ def test_a_password_in_a_configuration_that_all_may_read_is_refused(site, mode):
         (["--device-name", 'a"b'], "must not contain"),
         (["--device-id", "a|b"], "must not contain"),
         (["--device-name"], "needs a value"),
-        (["--rollback"], "no version before nothing"),
+        (["--rollback"], "no earlier version to return to"),
         (["--verbose"], "unknown option --verbose"),
     ],
 )

@@ -169,7 +169,11 @@ def _of_environments(explaining_both: Explaining, originals: Sequence[str], *, a
 def _of_cases(request: Request, planned: Sequence[PlannedCase], session: Session, *, as_json: bool) -> int:
     comparison, code = paired.compare(request, planned, session, sys.stderr)
     print_comparisons(sys.stdout, [comparison], as_json)
-    return code or (4 if comparison.verdict.answer == "inconclusive" else 0)
+    is_changed = comparison.verdict.answer in ("slower", "faster")
+    if is_changed and comparison.layers is None and not as_json:
+        sys.stdout.write("where: the noise hides which layer did it, or this variant reports no layers\n")
+    is_open = is_changed and not (comparison.layers and comparison.layers.is_explained)
+    return code or (4 if is_open or comparison.verdict.answer == "inconclusive" else 0)
 
 
 def _of_records(first: Path, second: Path, as_json: bool) -> int:
@@ -203,7 +207,9 @@ def _of_folder(folder: Path, settings: Config, device: str, start: Start, as_jso
     words += [f"    {verified.layers.sentence}"] if verified.layers and verified.answer != "slower" else []
     words += [f"    changed since: {change}" for change in verified.changed]
     sys.stdout.write((msgspec.json.encode(verified).decode() if as_json else "\n".join(words)) + "\n")
-    return 0 if verified.answer == "slower" else promise.EXIT_CODES[verified.answer]
+    if verified.answer == "slower":
+        return 0 if verified.layers and verified.layers.is_explained else 4
+    return promise.EXIT_CODES[verified.answer]
 
 
 def _own(module: Sequence[str] | None, onnx: Sequence[Path] | None, inputs: Sequence[str]) -> list[UserModel]:

@@ -259,7 +259,7 @@ def _undecided(effect: Effect, interval: Interval, alpha: float, min_effect: flo
     neither = f"so neither a difference nor sameness within {100 * _margin(min_effect):g} % is shown"
     why = f"the change is {low:+.2g} to {high:+.2g} %, {neither}; {number} {effect.unit}"
     if effect.unit == "pairs":
-        return f"{why} would settle it (--pairs)"
+        return f"{why} would settle it (benchd compare --live --pairs)"
     return f"{why} per side would settle it, or use benchd compare --live"
 
 

@@ -72,7 +72,7 @@ class Comparing:
             return stored
         comparison, code = paired.compare(request, planned, self.session, self.err, decide)
         if code == 130:
-            raise SearchInterrupted("interrupted; the same command resumes this search")
+            raise SearchInterrupted("interrupted; the same command resumes after the last comparison that ended")
         line = FinishedComparison(
             key=key,
             ratios=[] if code else comparison.ratios,

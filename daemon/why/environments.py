@@ -207,7 +207,7 @@ def variables(path: Path) -> dict[str, str]:
     read = {}
     for number, line in enumerate(_lines(path), 1):
         name, equals, value = line.strip().partition("=")
-        if not name or name.startswith("#"):
+        if not line.strip() or name.startswith("#"):
             continue
         if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name) or "\0" in value:
             raise UsageError(f"{path}:{number}: {line.strip()[:80]!r}: expected NAME=VALUE")

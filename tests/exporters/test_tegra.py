@@ -76,6 +76,24 @@ def test_a_damaged_file_is_one_that_says_nothing(tmp_path, damaged, jetpack):
     assert tegra.described(tmp_path).startswith(jetpack)
 
 
+def test_a_release_file_that_docker_made_a_folder_is_one_that_says_nothing(tmp_path):
+    (board(tmp_path, "") / "etc/nv_tegra_release").mkdir()
+    assert tegra.described(tmp_path).startswith("6.2.2, assumed")
+
+
+def test_a_release_without_numbers_is_unknown(tmp_path):
+    (board(tmp_path, "") / "etc/nv_tegra_release").write_text("# R36 (release), REVISION: ., GCID: 1\n")
+    assert tegra.l4t(tmp_path) == ""
+
+
+def test_a_container_on_a_jetpack_that_is_too_old_is_known_by_its_kernel(tmp_path):
+    (board(tmp_path, "") / "proc/sys/kernel/osrelease").write_text("5.10.120-tegra\n")
+    with pytest.raises(
+        tegra.TooOld, match=r"JetPack 5 or older \(Linux 5.10.120-tegra\), and benchd needs JetPack 6.1"
+    ):
+        tegra.release(tmp_path)
+
+
 @pytest.mark.parametrize(("release", "why"), [("36.3.0", "JetPack 6.0 "), ("35.4.1", "JetPack 5 or older ")])
 def test_a_jetpack_that_is_too_old_is_told_what_to_do(tmp_path, release, why):
     with pytest.raises(tegra.TooOld, match=f"{why}.*needs JetPack 6.1 or newer: (upgrade|flash)"):
@@ -104,6 +122,7 @@ def test_scripts_read_the_same_table(tmp_path):
     assert printed("constraints", root) == (0, "constraints-jetson72.txt\n")
     assert printed("beside", root) == (0, "nvpl-blas nvpl-lapack nvidia-cudss-cu13\n")
     assert printed("release", root) == (0, "JetPack 7.2\n")
+    assert printed("bundle", root) == (0, "make bundle TARGET=jetpack72\n")
     code, output = printed("index", jetson_trees.build(tmp_path / "old", jetson_trees.AGX_ORIN))
     assert (code, output.startswith("benchd: this board runs JetPack 5 or older")) == (1, True)
 

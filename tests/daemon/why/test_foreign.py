@@ -123,6 +123,9 @@ throughput;80.44
 TIMES = json.dumps(
     [{"startComputeMs": 10.0 * n, "computeMs": 2.0, "latencyMs": 9.0 if n < 20 else 2.5} for n in range(60)]
 )
+NEW_TIMES = json.dumps(
+    [{"startComputeMs": 200.0 + n, "computeMs": 2.0, "latencyMs": 9.0 if n < 80 else 2.5} for n in range(100)]
+)
 FILES = {
     "trtexec": (TRTEXEC, "median", 2.5, "fp16", 1),
     "trtexec --exportTimes": (TIMES, "median", 2.5, None, 1),
@@ -153,6 +156,11 @@ def test_the_number_that_is_quoted_is_read_in_ms_with_its_protocol(tool, read):
     assert (result.tool, result.quoted, result.precision, result.in_flight) == (tool, quoted, precision, in_flight)
     assert result.quoted_ms == pytest.approx(ms)
     assert result.means
+
+
+def test_an_export_of_a_trtexec_that_leaves_out_the_warm_up_is_whole(read):
+    result = read(NEW_TIMES)
+    assert (result.quoted_ms, result.notes) == (9.0, [])
 
 
 @pytest.mark.parametrize("tool", FILES)

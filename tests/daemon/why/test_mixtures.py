@@ -108,6 +108,7 @@ def test_this_environment_can_be_made_again(tmp_path):
         (environments.pins, "\n-e .\n", "lock:2: '-e .': expected NAME==VERSION"),
         (environments.variables, "A=b\0c\n", "expected NAME=VALUE"),
         (environments.variables, "OMP\n", "lock:1: 'OMP': expected NAME=VALUE"),
+        (environments.variables, "=3\n", "lock:1: '=3': expected NAME=VALUE"),
         (environments.variables, "A=1\n2B=3\n", "lock:2: '2B=3': expected NAME=VALUE"),
     ],
 )
