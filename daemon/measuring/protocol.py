@@ -232,12 +232,14 @@ class Golden(Struct, frozen=True):
 class PackedFiles(Struct, frozen=True, kw_only=True):
     """The worker's description of the files that it wrote: how to call them, and the answers to expect.
 
-    `entry` builds a module: `package.module:function` in `code/`, or the model's name in the catalog.
+    `entry` builds a module: `package.module:function` in `code/`, or the model's name in the catalog. `stored` are the
+    files of the measured inputs, in order, unless they were drawn.
     """
 
     inputs: list[Tensor]
     outputs: list[Tensor]
     golden: Golden
+    stored: list[str] = []
     preprocessing: str
     entry: str = ""
     provider: str = ""

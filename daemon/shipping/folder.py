@@ -119,10 +119,12 @@ def _manifest(
 
 
 def _read(own: Sequence[InputSpec], packed: PackedFiles) -> list[InputSpec]:
-    """Return the inputs of one item as given by the user; for a file, with its own names and types."""
+    """Return the inputs of one item as the user gave them, but from the folder; an ONNX file names and types them."""
+    specs = list(own or [InputSpec()] * (len(packed.inputs) if packed.provider else 0))
+    for place, (spec, file) in enumerate(zip(specs, packed.stored, strict=False)):  # a catalog's module has no specs
+        specs[place] = msgspec.structs.replace(spec, span=None, file=file, items=0, sha256="")
     if not packed.provider:
-        return list(own)
-    pairs = zip(own or [InputSpec()] * len(packed.inputs), packed.inputs, strict=True)
+        return specs
     return [
         msgspec.structs.replace(
             spec,
@@ -130,7 +132,7 @@ def _read(own: Sequence[InputSpec], packed: PackedFiles) -> list[InputSpec]:
             dtype=msgspec.convert(tensor.dtype, Dtype),
             shape=[size for place, size in enumerate(tensor.shape) if place != spec.batch_axis],
         )
-        for spec, tensor in pairs
+        for spec, tensor in zip(specs, packed.inputs, strict=True)
     ]
 
 

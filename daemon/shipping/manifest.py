@@ -4,6 +4,7 @@
     DIR/manifest.sha256    its SHA-256, in the format of `sha256sum -c`
     DIR/LOAD.md            instructions for loading and running the model
     DIR/golden.npz         a few inputs and their float64 answers
+    DIR/inputs/            the measured inputs, unless they are drawn
     DIR/records.jsonl      the measurements; the last record contains the processes that made the promise
     DIR/...                the files that the runtime reads
 
@@ -35,6 +36,7 @@ T = TypeVar("T")
 
 SCHEMA = "benchd.shipped/1"
 MANIFEST, DIGEST, GOLDEN, LOAD = "manifest.json", "manifest.sha256", "golden.npz", "LOAD.md"
+INPUTS = "inputs"
 WEIGHTS, ONNX, CODE = "weights.safetensors", "model.onnx", "code"
 PLAN, TIMINGS, PACKAGE = "model.plan", "timing.cache", "model.pt2"
 NOT_GOLDEN = "its answers differ from the golden ones"

@@ -13,9 +13,9 @@ from benchd.daemon.measuring.protocol import Limits, Outcome, Verify
 from benchd.daemon.measuring.recording import RunId
 from benchd.daemon.measuring.session import Session
 from benchd.daemon.measuring.supervisor import Supervisor, Turn
-from benchd.daemon.records import Environment, Inputs, UserFile, UserModel, UserModule, wall_now
+from benchd.daemon.records import Environment, Inputs, InputSpec, UserFile, UserModel, UserModule, wall_now
 from benchd.daemon.shipping import manifest, promise, race
-from benchd.daemon.shipping.manifest import CODE, NOT_GOLDEN, ONNX, PLAN, WEIGHTS, Manifest
+from benchd.daemon.shipping.manifest import CODE, INPUTS, MANIFEST, NOT_GOLDEN, ONNX, PLAN, WEIGHTS, Manifest
 from benchd.daemon.shipping.promise import VerificationResult
 from benchd.daemon.verdicts import doubts, results
 from benchd.models import catalog
@@ -71,16 +71,29 @@ def planned(folder: Path, shipped: Manifest, limits: Limits, machine: Machine) -
     if reason:
         raise NotAvailable(f"{folder}: {case.variant.label} cannot run here: {reason}")
     weights = None if isinstance(own, UserFile) else str((folder / WEIGHTS).resolve())
-    return PlannedCase(case, race.PRESET, limits, True, None, own, Inputs(weights=weights))
+    stored = (folder / INPUTS / "0.npy").resolve()
+    samples = str(stored) if own is None and stored.is_file() else None
+    return PlannedCase(case, race.PRESET, limits, True, None, own, Inputs(weights=weights, samples=samples))
 
 
 def _own(folder: Path, shipped: Manifest) -> UserModel | None:
     """Return the folder's own file or module, or None for a catalog model."""
     if shipped.provider:
-        return user_model.onnx_file((folder / ONNX).resolve(), [str(spec) for spec in shipped.read])
+        return user_model.onnx_file((folder / ONNX).resolve(), [str(spec) for spec in _read(folder, shipped)])
     if shipped.runs_code:
-        return UserModule(shipped.entry, list(shipped.read), str((folder / CODE).resolve()))
+        return UserModule(shipped.entry, _read(folder, shipped), str((folder / CODE).resolve()))
     return None
+
+
+def _read(folder: Path, shipped: Manifest) -> list[InputSpec]:
+    """Return the inputs of the folder's own model; raise UsageError for a file that the folder does not contain."""
+    listed = {resource.name for resource in shipped.resources}
+    if other := next((spec.file for spec in shipped.read if spec.file and spec.file not in listed), None):
+        raise UsageError(f"{folder}: its {MANIFEST} reads {other[:80]!r}, which is not in the folder; ship it again")
+    return [
+        msgspec.structs.replace(spec, file=str((folder / spec.file).resolve())) if spec.file else spec
+        for spec in shipped.read
+    ]
 
 
 def verify(

@@ -117,12 +117,13 @@ def why_dropped(accuracy: Accuracy | None, limit: float) -> str | None:
     """
     if accuracy is None:
         return "accuracy was not measured"
-    if accuracy.drop_high < (limit if accuracy.is_share else limit * abs(accuracy.reference)):
+    most = limit if accuracy.is_share else limit * abs(accuracy.reference)
+    if accuracy.drop_high < most or accuracy.drop_high <= 0.0:  # no loss is within a limit of 0 too
         return None
     if accuracy.lost is None or accuracy.gained is None:
         return (
             f"{accuracy.metric} drop {drop(accuracy)} on {accuracy.images} items is not proven to be below "
-            f"{100 * limit:.4g} % of {accuracy.reference:.4g}"
+            f"{100 * limit:.4g} % of {accuracy.reference:.4g}{'' if most else ', which any loss exceeds'}"
         )
     reason = f"accuracy drop {drop(accuracy)}"
     needed = proportions.items_needed(accuracy.lost, accuracy.gained, accuracy.images, limit)

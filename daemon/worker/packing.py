@@ -21,7 +21,7 @@ from benchd.daemon.measuring.protocol import Golden, Job, PackedFiles, Tensor
 from benchd.daemon.records import UserNir
 from benchd.daemon.runtimes import FILE_BACKENDS
 from benchd.daemon.shipping import load_text
-from benchd.daemon.shipping.manifest import CODE, GOLDEN, JUMPING_SHARE, ONNX, WEIGHTS
+from benchd.daemon.shipping.manifest import CODE, GOLDEN, INPUTS, JUMPING_SHARE, ONNX, WEIGHTS
 from benchd.daemon.worker import backends, user_code, user_module
 from benchd.daemon.worker.backends import LoadedModel
 from benchd.daemon.worker.check import agreement, truth
@@ -33,6 +33,7 @@ from benchd.daemon.worker.structures import (
     Answers,
     Batch,
     Tensors,
+    bytes_of,
     cast,
     cycled,
     of_batch,
@@ -44,6 +45,9 @@ from benchd.models import data
 
 GOLDEN_ROWS = 8
 """The approximate number of golden inputs, in whole batches, at least two."""
+
+STORED_BYTES = 2**25
+"""The approximate limit for the measured inputs in a shipped folder."""
 
 IMPORTED = {"benchd", "numpy", "safetensors", "torch"}
 """The packages that a PyTorch variant's LOAD.md imports besides the standard library."""
@@ -102,6 +106,7 @@ def write(folder: Path, job: Job, workload: Workload, loaded: LoadedModel, answe
         inputs=inputs,
         outputs=_outputs(answer, called),
         golden=golden,
+        stored=_stored(job, workload, folder),
         preprocessing=_preprocessing(workload),
         entry=entry,
         provider=loaded.runtime.provider if is_file and loaded.runtime else "",
@@ -195,6 +200,24 @@ def _golden(
         rows_off=int(JUMPING_SHARE * batches * size) if any(bound.jumps for bound in bounds.values()) else 0,
     )
     return [Tensor(name, str(value.dtype), list(value.shape)) for name, value in given.items()], golden
+
+
+def _stored(job: Job, workload: Workload, folder: Path) -> list[str]:
+    """Write the measured inputs, items first, unless a seed draws them again; return their files within the folder."""
+    specs, pool = workload.facts.inputs, workload.images
+    if not (job.inputs.samples or job.inputs.data or any(spec.file for spec in specs)):
+        return []
+    fitting = STORED_BYTES * len(pool) // max(bytes_of(pool), 1)
+    axes = [spec.batch_axis for spec in specs] or [0]
+    (folder / INPUTS).mkdir()
+    names = []
+    some = pool[: max(2 * job.case.batch_size, fitting)]
+    for place, (value, axis) in enumerate(zip(values(some), axes, strict=True)):
+        names.append(f"{INPUTS}/{place}.npy")
+        items = value if axis is None else value.movedim(axis, 0)
+        plain = items.float() if items.dtype == torch.bfloat16 else items
+        np.save(folder / names[-1], plain.contiguous().cpu().numpy())
+    return names
 
 
 def _inputs(

@@ -19,7 +19,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.machine.sysfs import memory_bytes
-from benchd.daemon.measuring.user_inputs import FILES_OF_SAMPLES
 from benchd.daemon.records import DTYPES, InputSpec
 from benchd.daemon.worker import user_module
 from benchd.daemon.worker.child import blaming
@@ -80,7 +79,7 @@ class StoredItems:
     def refuse_untargeted(self) -> None:
         """Raise UsageError unless there is a target for each item, which a metric needs."""
         count = sum(target is not None for target in self.targets)
-        if count != len(self) or len(self.targets) != count:
+        if count != len(self):
             has = f"{len(self)} items, but targets for {count}" if count else "no targets"
             remedy = f"add an array {TARGETS!r} with one per item, or yield tuples (inputs, target)"
             raise UsageError(f"--metric: {self.spec} has {has}: {remedy}")
@@ -140,8 +139,8 @@ def open_samples(text: str) -> StoredItems:
     """Return the items of FILE.npz, FILE.safetensors or FILE.py:FUNCTION; raise UsageError if they are unusable."""
     option = f"--inputs {Path(text).name}"
     lengths: dict[str, Tensor] = {}
-    if text.endswith(FILES_OF_SAMPLES):
-        arrays = _npz(text, option) if text.endswith(".npz") else _safetensors(text, option)
+    if reader := _READERS.get(Path(text).suffix):
+        arrays = reader(text, option)
         targets = arrays.pop(TARGETS, None)
         sha256 = sha256_of(Path(text))
     else:
@@ -159,6 +158,8 @@ def open_samples(text: str) -> StoredItems:
         details = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise UsageError(f"{option}: its arrays have different numbers of items ({details})")
     count, targets = next(iter(counts.values())), [] if targets is None else list(targets)
+    if targets and len(targets) != count:
+        raise UsageError(f"{option}: {count} items, but {len(targets)} targets; give one per item")
     return StoredItems(Path(text).name, sha256, count, values, targets, lengths)
 
 
@@ -181,6 +182,14 @@ def _safetensors(path: str, option: str) -> dict[str, Any]:
         raise UsageError(f"{option}: {error.strerror or error}") from error
     except safetensors.SafetensorError as error:
         raise UsageError(f"{option}: not a complete .safetensors file ({error})") from error
+
+
+def _npy(path: str, option: str) -> dict[str, Any]:
+    """Return the only input of a shipped folder."""
+    return {"0": torch.from_numpy(np.load(path, allow_pickle=False))}
+
+
+_READERS = {".npz": _npz, ".npy": _npy, ".safetensors": _safetensors}
 
 
 def _yielded(text: str, option: str) -> Iterator[tuple[dict[str, Tensor], Any]]:
@@ -217,6 +226,8 @@ def _leaves(value: Any, path: str, option: str) -> Iterator[tuple[str, Tensor]]:
         for name, part in value.items():
             yield from _leaves(part, f"{path}.{name}" if path else str(name), option)
     elif isinstance(value, list) and any(isinstance(part, Tensor | np.ndarray) for part in value):
+        if path:
+            raise UsageError(f"{option}: {path} is a list within the inputs; yield a dict there, or a tensor")
         for place, part in enumerate(value):
             yield from _leaves(part, str(place), option)
     else:

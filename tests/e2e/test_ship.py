@@ -165,6 +165,25 @@ def test_what_was_shipped_is_verified_and_its_name_is_no_path(shipped, benchd, t
     assert report["answer"] != "kept" or reasons <= {"", *doubts.PLAIN.values()}
 
 
+@pytest.mark.parametrize(
+    ("variant", "given"), [("eager", ("--inputs", "items.py:items")), ("onnxruntime", ("--input", "x=@x.npy"))]
+)
+def test_a_folder_holds_the_inputs_that_it_was_measured_on(benchd, place, tmp_path, variant, given):
+    """It is verified wherever it is, and whatever has become of the files that the inputs came from."""
+    items = np.random.default_rng(0).random((20, 4, 4, 4), np.float32)
+    np.save(place / "x.npy", items)
+    (place / "items.py").write_text("import numpy\n\ndef items():\n    return list(numpy.load('x.npy'))\n")
+    asked = ("--variants", variant, "--threads", "1", "--max-latency", "10s", "--output", tmp_path / "made")
+    done = benchd("ship", "--module", "two.py:build", *given, *asked, *SHORT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("x.npy", "items.py"):
+        (place / name).unlink()
+    folder = (tmp_path / "made").rename(tmp_path / "moved")
+    assert np.array_equal(np.load(folder / manifest.INPUTS / "0.npy")[:20], items)
+    done = benchd("verify", folder, "--json", "--processes", "3", *SHORT)
+    assert json.loads(done.stdout)["answer"] in {"kept", "slower", "faster", "inconclusive"}, done.stdout
+
+
 def test_verifying_within_a_folder_runs_no_file_of_it(shipped, command, tmp_path):
     """Not even one that the manifest lists and that bears the name of a module that each process imports."""
     folder = copy_of(shipped("onnxruntime"), tmp_path)

@@ -62,6 +62,13 @@ def test_a_limit_of_a_metric_is_a_share_of_plain_fp32_s_figure():
     assert accuracy.why_dropped(metric(drawn), 0.1) == reason
 
 
+def test_a_share_of_nothing_is_kept_by_no_loss_alone():
+    fields = {"metric": "errors", "better": "lower", "reference": 0.0}
+    assert accuracy.why_dropped(metric([(0.0, 0.0)] * 3, value=0.0, **fields), 0.01) is None
+    worse = accuracy.why_dropped(metric([(0.1, 0.0)] * 3, value=0.1, **fields), 0.01)
+    assert worse.endswith("is not proven to be below 1 % of 0, which any loss exceeds")
+
+
 def test_answers_that_change_no_draw_may_lose_three_items_and_identical_ones_none():
     same = {"value": 0.6, "drawn": [(0.6, 0.6)] * 3}
     assert metric(**same).drop_high == pytest.approx(0.6 * 3 / 100)

@@ -43,6 +43,9 @@ def words():
 
 def nothing():
     return iter(())
+
+def nested():
+    yield {"batch": {"z": [torch.zeros(2)]}}
 """
 
 
@@ -132,6 +135,7 @@ def test_what_a_model_does_not_read_is_refused(tmp_path, arrays, specs, reason):
     [
         ({"x": np.zeros(3), "y": np.zeros(2)}, "different numbers of items"),
         ({"x": np.zeros(0)}, "no items"),
+        ({"x": np.zeros(3), "targets": np.zeros(2)}, "3 items, but 2 targets; give one per item"),
         ({"x": np.array([np.nan])}, "NaN"),
         ({"x": np.zeros(2, complex)}, "its numbers are torch.complex128"),
         ({"x": np.array(["a"])}, "not a complete .npz file of numbers"),
@@ -157,6 +161,7 @@ def test_a_damaged_file_is_refused(tmp_path, name):
         ("triple", "yield a tuple"),
         ("words", "an item is str, not numbers"),
         ("nothing", "no items"),
+        ("nested", r"batch\.z is a list within the inputs; yield a dict there, or a tensor"),
     ],
 )
 def test_a_function_of_other_than_items_is_refused(code, function, reason):
