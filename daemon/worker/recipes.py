@@ -1,5 +1,6 @@
 """Runs a process's case according to the job's recipe; recipes combine the same stages, in the same order."""
 
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -98,6 +99,7 @@ def race(recipe: CompareDeployable, job: Job, stages: StageClock, outcome: Outco
 
 def verify(recipe: Verify, job: Job, stages: StageClock, outcome: Outcome) -> None:
     """Time the files of a shipped folder, if they reproduce its golden answers."""
+    sys.dont_write_bytecode = True  # the folder's code would get files that its manifest does not list
     model = built(job, stages, outcome)
     stages.enter("check")
     golden.refuse_others(Path(recipe.folder), model.workload, model.models[0])

@@ -168,8 +168,9 @@ def test_what_was_shipped_is_verified_and_its_name_is_no_path(shipped, benchd, t
 @pytest.mark.parametrize(
     ("variant", "given"), [("eager", ("--inputs", "items.py:items")), ("onnxruntime", ("--input", "x=@x.npy"))]
 )
-def test_a_folder_holds_the_inputs_that_it_was_measured_on(benchd, place, tmp_path, variant, given):
-    """It is verified wherever it is, and whatever has become of the files that the inputs came from."""
+def test_a_folder_holds_the_inputs_that_it_was_measured_on(benchd, place, tmp_path, monkeypatch, variant, given):
+    """It is verified wherever it is, again, and whatever has become of the files that the inputs came from."""
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # by default, an import writes into the folder
     items = np.random.default_rng(0).random((20, 4, 4, 4), np.float32)
     np.save(place / "x.npy", items)
     (place / "items.py").write_text("import numpy\n\ndef items():\n    return list(numpy.load('x.npy'))\n")
