@@ -63,11 +63,15 @@ _LIBRARIES = {"libcudss": "cudss", "libcusparseLt": "libcusparselt0", "libnvpl_b
 
 
 OLDEST_KERNEL = (5, 15)  # JetPack 6's
-_UPGRADE, _FLASH = "upgrade it with apt, as NVIDIA's page on JetPack 6.2 says", "flash JetPack 6.2 or newer"
 
 
 class TooOld(Exception):
-    """The board's JetPack is too old for benchd; the message says what to do."""
+    """The board's JetPack is too old for benchd; the message says by what that is `seen`, and what to do."""
+
+    def __init__(self, seen: str, *, is_6: bool = False) -> None:
+        name = "JetPack 6.0" if is_6 else "JetPack 5 or older"
+        remedy = "upgrade it with apt, as NVIDIA's page on JetPack 6.2 says" if is_6 else "flash JetPack 6.2 or newer"
+        super().__init__(f"this board runs {name} ({seen}), and benchd needs JetPack 6.1 or newer: {remedy}")
 
 
 def is_tegra(root: Path = Path("/")) -> bool:
@@ -94,18 +98,13 @@ def release_of(version: str, system: str = "", kernel: str = "") -> tuple[Releas
     """
     if not version:
         if (numbers := re.match(r"(\d+)\.(\d+)", kernel)) and tuple(map(int, numbers.groups())) < OLDEST_KERNEL:
-            raise TooOld(_too_old("JetPack 5 or older", f"Linux {kernel.strip()}", _FLASH))
+            raise TooOld(f"Linux {kernel.strip()}")
         return next((known for known in reversed(RELEASES) if f"Ubuntu {known.ubuntu}" in system), RELEASES[-1]), False
     major, minor = (int(part) for part in (version.lstrip("R") + ".0").split(".")[:2])
     before = [known for known in RELEASES if _numbers(known.l4t[0]) <= (major, minor)]
     if not before:
-        named = ("JetPack 6.0", _UPGRADE) if major == 36 else ("JetPack 5 or older", _FLASH)
-        raise TooOld(_too_old(named[0], f"L4T {version}", named[1]))
+        raise TooOld(f"L4T {version}", is_6=major == 36)
     return before[-1], f"{major}.{minor}" in before[-1].l4t
-
-
-def _too_old(jetpack: str, seen: str, remedy: str) -> str:
-    return f"this board runs {jetpack} ({seen}), and benchd needs JetPack 6.1 or newer: {remedy}"
 
 
 def release(root: Path = Path("/")) -> tuple[Release, bool]:

@@ -462,19 +462,25 @@ def test_a_dashboard_that_ends_after_its_start_is_no_success(site, tmp_path, las
     assert ("written by a newer benchd" in output) == (end == "does not start")
 
 
-def test_a_board_with_a_jetpack_that_is_too_old_is_refused_before_anything_is_built(site):
+def refused_by_a_tree_without_sources(site, tmp_path, *arguments):
+    """Run the script in a tree from which no wheel can be built; return its error."""
+    for folder in (".ci", "exporters", "systemd"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    command = ["bash", str(tmp_path / "systemd/install.sh"), *arguments]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=site.environment)
+    assert done.returncode == 1
+    return done.stderr
+
+
+def test_a_board_with_a_jetpack_that_is_too_old_is_refused_before_anything_is_built(site, tmp_path):
     jetson_trees.build(site.root, jetson_trees.AGX_ORIN)
-    output = site.install(code=1, PIP_INDEX_URL="http://127.0.0.1:1/")
-    assert output.startswith("benchd: this board runs JetPack 5 or older (L4T 35")
+    error = refused_by_a_tree_without_sources(site, tmp_path)
+    assert error.startswith("benchd: this board runs JetPack 5 or older (L4T 35")
 
 
 def test_a_bundle_for_another_machine_is_refused_with_the_line_that_makes_the_right_one(board, tmp_path):
-    for folder in (".ci", "exporters", "systemd"):
-        shutil.copytree(ROOT / folder, tmp_path / folder)
-    command = ["bash", str(tmp_path / "systemd/install.sh"), "--wheels", str(tmp_path)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=board.environment)
-    assert done.returncode == 1
-    assert "this bundle is for another JetPack. Where there is a network: make bundle TARGET=jetpack62" in done.stderr
+    error = refused_by_a_tree_without_sources(board, tmp_path, "--wheels", str(tmp_path))
+    assert "this bundle is for another JetPack. Where there is a network: make bundle TARGET=jetpack62" in error
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from benchd.daemon.reporting.console import SlowStages
 from benchd.daemon.shipping import manifest, promise, race, verifying
 from benchd.daemon.verdicts import compare as verdicts
 from benchd.daemon.verdicts import results
+from benchd.daemon.verdicts.layers import LayerVerdict
 from benchd.daemon.why import environments, foreign
 from benchd.daemon.why.bridge import Bridging
 from benchd.daemon.why.bridge import lines as way
@@ -172,8 +173,14 @@ def _of_cases(request: Request, planned: Sequence[PlannedCase], session: Session
     is_changed = comparison.verdict.answer in ("slower", "faster")
     if is_changed and comparison.layers is None and not as_json:
         sys.stdout.write("where: the noise hides which layer did it, or this variant reports no layers\n")
-    is_open = is_changed and not (comparison.layers and comparison.layers.is_explained)
-    return code or (4 if is_open or comparison.verdict.answer == "inconclusive" else 0)
+    if is_changed:
+        return code or _exit_code(comparison.layers)
+    return code or (4 if comparison.verdict.answer == "inconclusive" else 0)
+
+
+def _exit_code(layers: LayerVerdict | None) -> int:
+    """Return the exit code for a change: 0 if the layers explain it, else 4."""
+    return 0 if layers and (layers.alike or layers.changes) else 4
 
 
 def _of_records(first: Path, second: Path, as_json: bool) -> int:
@@ -208,7 +215,7 @@ def _of_folder(folder: Path, settings: Config, device: str, start: Start, as_jso
     words += [f"    changed since: {change}" for change in verified.changed]
     sys.stdout.write((msgspec.json.encode(verified).decode() if as_json else "\n".join(words)) + "\n")
     if verified.answer == "slower":
-        return 0 if verified.layers and verified.layers.is_explained else 4
+        return _exit_code(verified.layers)
     return promise.EXIT_CODES[verified.answer]
 
 

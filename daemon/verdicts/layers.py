@@ -71,11 +71,6 @@ class LayerVerdict(Struct, frozen=True, kw_only=True):
     common: float | None = None
 
     @property
-    def is_explained(self) -> bool:
-        """Return whether the verdict names layers, or finds all alike."""
-        return self.alike or bool(self.changes)
-
-    @property
     def sentence(self) -> str:
         """Return the verdict as text for human readers."""
         total = f"{abs(self.added_ms):.3g} ms {'slower' if self.added_ms > 0 else 'faster'}"

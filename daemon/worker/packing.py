@@ -33,6 +33,7 @@ from benchd.daemon.worker.structures import (
     Answers,
     Batch,
     Tensors,
+    axes_of,
     bytes_of,
     cast,
     cycled,
@@ -208,30 +209,33 @@ def _stored(job: Job, workload: Workload, folder: Path) -> list[str]:
     if not (job.inputs.samples or job.inputs.data or any(spec.file for spec in specs)):
         return []
     fitting = STORED_BYTES * len(pool) // max(bytes_of(pool), 1)
-    axes = [spec.batch_axis for spec in specs] or [0]
     (folder / INPUTS).mkdir()
     names = []
     some = pool[: max(2 * job.case.batch_size, fitting)]
-    for place, (value, axis) in enumerate(zip(values(some), axes, strict=True)):
+    for place, (value, axis) in enumerate(zip(values(some), axes_of(some), strict=True)):
         names.append(f"{INPUTS}/{place}.npy")
-        items = value if axis is None else value.movedim(axis, 0)
-        plain = items.float() if items.dtype == torch.bfloat16 else items
-        np.save(folder / names[-1], plain.contiguous().cpu().numpy())
+        np.save(folder / names[-1], _array(value if axis is None else value.movedim(axis, 0)))
     return names
 
 
 def _inputs(
     workload: Workload, loaded: LoadedModel, batch: Batch, rows: range, names: list[str], job: Job
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield each input by name in the runtime's form; bfloat16 as float32, because numpy lacks it."""
+    """Yield each input by name in the runtime's form."""
     random = uniforms(workload.plain, rows, batch, job.case.seed)
     given = [*values(batch), *random]
     if names:
         given = workload.source.inputs(*given)
     for place, value in enumerate(given):
         (as_read,) = values(cast(value, loaded.dtype))
-        plain = as_read.float() if as_read.dtype == torch.bfloat16 else as_read
-        yield names[place] if names else str(place), plain.contiguous().cpu().numpy()
+        yield names[place] if names else str(place), _array(as_read)
+
+
+def _array(value: torch.Tensor) -> np.ndarray:
+    """Return a tensor as an array; bfloat16 as float32, because numpy lacks it."""
+    plain = value.float() if value.dtype == torch.bfloat16 else value
+    array: np.ndarray = plain.contiguous().cpu().numpy()
+    return array
 
 
 def _paths(answers: Mapping[str, Any]) -> list[str]:

@@ -104,7 +104,7 @@ def like(batch: BatchT, parts: Iterable[Tensor]) -> BatchT:
 
 def leading(batch: Batch) -> Tensor:
     """Return the first tensor that has a batch, with the batch as its first axis."""
-    axes = zip(values(batch), _axes(batch), strict=True)
+    axes = zip(values(batch), axes_of(batch), strict=True)
     return next(value.movedim(axis, 0) for value, axis in axes if axis is not None)
 
 
@@ -120,7 +120,7 @@ def by_item(change: Callable[..., Tensor], *batches: BatchT) -> BatchT:
         changed = change(*(value.movedim(axis, 0) for value in same))
         return changed.movedim(0, axis).contiguous() if axis else changed
 
-    result = like(batches[0], map(changed, _axes(batches[0]), *map(values, batches)))
+    result = like(batches[0], map(changed, axes_of(batches[0]), *map(values, batches)))
     if not isinstance(result, Tensors):
         return result
     every = [batch.lengths for batch in batches if isinstance(batch, Tensors)]
@@ -139,7 +139,8 @@ def trimmed(batch: BatchT) -> BatchT:
     return replace(batch, named=parts, lengths={})
 
 
-def _axes(batch: Batch) -> list[int | None]:
+def axes_of(batch: Batch) -> list[int | None]:
+    """Return the position of the batch among the axes of each tensor, None for a tensor that the batch shares."""
     return [batch.axes.get(name, 0) for name in batch.named] if isinstance(batch, Tensors) else [0]
 
 

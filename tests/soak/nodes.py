@@ -5,6 +5,7 @@ Needs Debian's packages ejabberd and erlang-base; nothing of what they configure
 
 import asyncio
 import os
+import random
 import secrets
 import shutil
 import socket
@@ -157,9 +158,12 @@ def answers(port: int) -> bool:
 
 
 def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """Return a free port below those that the kernel hands out, so that no client takes it before its server does."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with closing(socket.socket()) as probe, suppress(OSError):
+            probe.bind((HOST, port))
+            return port
 
 
 def version() -> str:

@@ -1,20 +1,18 @@
 """A real MQTT broker for tests: mosquitto on a free loopback port, configured and ended here."""
 
 import os
-import random
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from waiting import WAIT_S
 
-HOST = "127.0.0.1"
+from tests.soak.nodes import HOST, answers, free_port
 
 
 @dataclass(frozen=True)
@@ -37,15 +35,6 @@ def program(name: str, *places: Path) -> str:
         stop = pytest.fail if os.environ.get("CI") else pytest.skip
         stop(f"needs the program {name}; `make test` installs it where it may")
     return executable
-
-
-def free_port() -> int:
-    """Return a free port below those that the kernel hands out, so that no client takes it before its server does."""
-    while True:
-        port = random.SystemRandom().randrange(10_000, 32_000)
-        with closing(socket.socket()) as probe, suppress(OSError):
-            probe.bind((HOST, port))
-            return port
 
 
 @contextmanager
@@ -73,9 +62,8 @@ def running_broker(
 def _wait_until_it_answers(process: "subprocess.Popen[bytes]", port: int) -> None:
     deadline = time.monotonic() + WAIT_S
     while process.poll() is None and time.monotonic() < deadline:
-        with closing(socket.socket()) as client:
-            if client.connect_ex((HOST, port)) == 0:
-                return
+        if answers(port):
+            return
         time.sleep(0.01)
     pytest.fail(f"mosquitto does not answer on port {port}; exit status {process.poll()}")
 

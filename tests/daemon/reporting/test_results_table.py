@@ -151,3 +151,8 @@ def test_the_terms_of_a_table_are_explained_where_it_has_them():
         "b64 is 64 inputs at a time"
     )
     assert "images agree: the variant gives them the same class as float64" in terms(RECORDS, 200)
+
+
+def test_terms_of_a_check_that_counts_images_and_of_kernels_that_ran_in_part_are_explained():
+    partly = msgspec.structs.replace(RECORDS[0], kernels_ran="c, avx512_vnni in 68% (amx_int8 refused)")
+    assert {"(c, ...%)", "off", "ties"} <= {term.partition(":")[0] for term in terms([partly], 200)}
