@@ -26,7 +26,8 @@ from tests.soak import nodes
 from tests.soak.board import serve
 from tests.soak.collector import collector, connected, count, record
 from tests.soak.database import postgres
-from tests.soak.nodes import HOST, wait_until
+from tests.soak.nodes import wait_until
+from tests.support.ports import HOST
 
 CONNECT_S = 30.0
 LONGEST_S = 3600.0

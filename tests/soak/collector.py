@@ -25,7 +25,8 @@ from benchd.daemon.machine import environment
 from benchd.daemon.records import Case, Environment, ProcessResult, Record, Timing, encode
 from benchd.dashboard.store import Store
 from benchmarks.commands import command
-from tests.soak.nodes import HOST, free_port, wait_until
+from tests.soak.nodes import wait_until
+from tests.support.ports import HOST, free_port
 
 DEVICE = "bench-collector"
 SETTINGS = Path(__file__).parents[2] / "docs/integrations/broker.conf"

@@ -31,7 +31,8 @@ from benchd.daemon.records import Case, ProcessResult
 from benchd.daemon.verdicts.results import JOURNAL
 from benchmarks.commands import command
 from tests.soak.board import serve
-from tests.soak.nodes import HOST, free_port, wait_until
+from tests.soak.nodes import wait_until
+from tests.support.ports import HOST, free_port
 
 DEVICE, WRITER, COLLECTOR = "soak", "soak-writer", "store"
 RECORD_BYTES = 4900  # of a record that was measured

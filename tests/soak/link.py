@@ -24,7 +24,8 @@ from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.verdicts.statistics import mean_interval
 from tests.soak.board import Board
 from tests.soak.delivery_site import DEVICE, Site
-from tests.soak.nodes import HOST, answers, wait_until
+from tests.soak.nodes import wait_until
+from tests.support.ports import HOST, answers
 
 BUFFER = bytes(8 * 2**20)  # beyond the caches
 SECTION_S = 0.5

@@ -5,20 +5,18 @@ Needs Debian's packages ejabberd and erlang-base; nothing of what they configure
 
 import asyncio
 import os
-import random
 import secrets
 import shutil
-import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from benchd.daemon.errors import NotAvailable
+from tests.support.ports import HOST, answers, free_port
 
-HOST = "127.0.0.1"
 START_S, WAIT_S = 120.0, 300.0
 _SETTINGS = """hosts: [localhost]
 loglevel: warning
@@ -150,20 +148,6 @@ def wait_until(holds: Callable[[], bool], what: str, *, within_s: float = WAIT_S
         if time.monotonic() > until_s:
             raise TimeoutError(f"{what} did not happen in {within_s:g} s")
         time.sleep(step_s)
-
-
-def answers(port: int) -> bool:
-    with closing(socket.socket()) as probe:
-        return probe.connect_ex((HOST, port)) == 0
-
-
-def free_port() -> int:
-    """Return a free port below those that the kernel hands out, so that no client takes it before its server does."""
-    while True:
-        port = random.SystemRandom().randrange(10_000, 32_000)
-        with closing(socket.socket()) as probe, suppress(OSError):
-            probe.bind((HOST, port))
-            return port
 
 
 def version() -> str:

@@ -31,9 +31,10 @@ from benchd.dashboard.store import RAW_S, Store
 from benchmarks.commands import command
 from tests.soak.collector import count, record
 from tests.soak.database import postgres
-from tests.soak.nodes import HOST, answers, free_port, wait_until
+from tests.soak.nodes import wait_until
 from tests.soak.page_queries import Statement, asked, noted
 from tests.soak.telemetry import METRICS
+from tests.support.ports import HOST, answers, free_port
 
 PAINT_S, STATEMENT_S, VIEWER_BYTES_PER_S = 1.5, 0.2, 5 * 1024
 TRAFFIC_S = 20

@@ -32,7 +32,8 @@ from benchd.daemon.service.schedule import Schedule, begin
 from benchd.daemon.verdicts.results import JOURNAL
 from benchd.daemon.verdicts.statistics import percentile
 from tests.soak.delivery_site import DEVICE, KEEP_ALIVE_S, Result, Site
-from tests.soak.nodes import HOST, WAIT_S, answers, wait_until
+from tests.soak.nodes import WAIT_S, wait_until
+from tests.support.ports import HOST, answers
 
 FILE = "soak.json"
 ALIVE_S, DOWN_S = 2.0, 0.5  # at most, between two kills and until what was killed is begun again

@@ -9,7 +9,7 @@ pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboa
 pytest.importorskip("psycopg", reason="needs psycopg, of the extra postgres")
 
 from tests.soak.database import accepts
-from tests.soak.nodes import HOST, answers
+from tests.support.ports import HOST, answers
 
 
 def test_a_port_that_only_listens_is_not_ready():

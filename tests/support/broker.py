@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from ports import HOST, answers, free_port
 from waiting import WAIT_S
-
-from tests.soak.nodes import HOST, answers, free_port
 
 
 @dataclass(frozen=True)
