@@ -120,10 +120,10 @@ def test_a_sweep_probes_first_and_last_and_prints_its_records_alone(once, tmp_pa
 
 
 def test_a_cold_start_does_not_count_the_making_of_files_and_its_energy_begins_with_its_spawn(once, tmp_path):
-    counter = {"metric": "energy_counter_j", "scope": "package", "values": [*range(10_000)], "period_s": 0.1}
+    counter = {"metric": "energy_counter_j", "scope": "package", "values": [*range(50_000)], "period_s": 0.02}
     (tmp_path / "script.json").write_text(json.dumps({"metrics": [counter]}))
-    with (tmp_path / "tiny.toml").open("a") as limits:
-        limits.write('[sampling]\nsources = ["fake=script.json"]\n')
+    with (tmp_path / "tiny.toml").open("a") as limits:  # a fast machine starts in a quarter of a second
+        limits.write('[sampling]\nsources = ["fake=script.json"]\nperiod_s = 0.02\n')
     what = ("--models", "square", "--option", "size=64", "--variants", "onnxruntime", "--batch-sizes", "1")
 
     def measured():
