@@ -285,6 +285,8 @@ def _benchmark_report(content: Mapping[str, Any]) -> Foreign:
 def _benchmark_csv(text: str) -> Foreign:
     """Read the report without -json_stats, which has the same fields as lines of `name;value`."""
     fields = dict(line.split(";", 1) for line in text.splitlines() if ";" in line)
+    if "throughput" not in fields:
+        raise _UnreadableFile("the line throughput is missing: the report is truncated, or the run failed")
     return _benchmark_report(dict.fromkeys(("cmd_options", "configuration_setup", "execution_results"), fields))
 
 
@@ -295,6 +297,8 @@ def _perf_analyzer(text: str) -> Foreign:
     header, *rows = [row for row in csv.reader(io.StringIO(text)) if row]
     if any(len(row) != len(header) for row in rows):
         raise _UnreadableFile("a row and the header differ in length: the file has decimal commas, or is truncated")
+    if not rows:
+        raise _UnreadableFile("a header without results: the file is truncated, or the run failed")
     if len(rows) != 1:
         raise _UnreadableFile(
             f"{len(rows)} load levels; give a file with one, for example from --concurrency-range 1:1"

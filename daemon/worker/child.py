@@ -76,6 +76,8 @@ def _message(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or ["no message"]
     if lines[0].startswith("operator torchvision::"):
         return f"{lines[0]}: torchvision was built for a different torch version; see `benchd doctor`"
+    if lines[0].startswith("attempted relative import"):
+        return f"{lines[0]}: name the package instead of the file, as in --module package.module:build"
     return lines[-1] if "TorchScript interpreter" in lines[0] else lines[0]
 
 

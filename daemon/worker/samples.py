@@ -30,7 +30,9 @@ TARGETS = "targets"
 """The name of the array with one target per item."""
 
 _UNNAMED = re.compile(r"^arr_(\d+)$")  # numpy's names for unnamed arrays
-_MEMORY_SHARE = 0.5  # limit as a share of memory, because a function may yield endlessly
+# limits because a function may yield endlessly, and a small item takes more memory than its numbers
+_MEMORY_SHARE = 0.5
+_MOST_YIELDED = 200_000
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,9 @@ def _yielded(text: str, option: str) -> Iterator[tuple[dict[str, Tensor], Any]]:
     if not isinstance(items, Iterable) and not hasattr(items, "__getitem__"):
         raise UsageError(f"{option}: it returned {type(items).__name__}; yield the inputs of one item at a time")
     size, limit = 0, _MEMORY_SHARE * memory_bytes()
-    for item in _one_by_one(items):
+    for number, item in enumerate(_one_by_one(items)):
+        if number == _MOST_YIELDED:
+            raise UsageError(f"{option}: it yields more than {number:,} items; end it after a few hundred, or save them")
         pair = item if isinstance(item, tuple) else (item, None)
         if len(pair) != 2:
             raise UsageError(

@@ -196,6 +196,8 @@ def test_decimal_commas_of_a_locale_are_read_where_they_are_unambiguous(read):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
+        (REPORT_CSV.partition("throughput")[0], "the line throughput is missing"),
+        (PERF_ANALYZER.partition("\n")[0] + "\n", "a header without results"),
         ("hello\n", "not recognised; benchd reads trtexec"),
         (TRTEXEC.replace("&&&& PASSED", "&&&& FAILED"), "did not end with PASSED"),
         ('{"cmd_options": {}, "execution_results": {"error": "no device"}}', "benchmark_app failed"),

@@ -24,6 +24,7 @@ class OutOfMemoryError(RuntimeError):
 
 ASSERTION = 'captures_underway.empty() INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":3085'
 NMS = "operator torchvision::nms does not exist"
+RELATIVE = "attempted relative import with no known parent package"
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,11 @@ NMS = "operator torchvision::nms does not exist"
             RuntimeError(NMS),
             "failed",
             f"RuntimeError: {NMS}: torchvision was built for a different torch version; see `benchd doctor`",
+        ),
+        (
+            ImportError(RELATIVE),
+            "failed",
+            f"ImportError: {RELATIVE}: name the package instead of the file, as in --module package.module:build",
         ),
         (KeyError("x"), "failed", "KeyError: 'x'"),
         (DataError("no images"), "failed", "no images"),

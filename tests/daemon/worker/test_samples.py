@@ -44,6 +44,10 @@ def words():
 def nothing():
     return iter(())
 
+def endless():
+    while True:
+        yield torch.zeros(())
+
 def nested():
     yield {"batch": {"z": [torch.zeros(2)]}}
 """
@@ -161,6 +165,7 @@ def test_a_damaged_file_is_refused(tmp_path, name):
         ("triple", "yield a tuple"),
         ("words", "an item is str, not numbers"),
         ("nothing", "no items"),
+        ("endless", "it yields more than 200,000 items; end it"),
         ("nested", r"batch\.z is a list within the inputs; yield a dict there, or a tensor"),
     ],
 )
