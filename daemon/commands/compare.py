@@ -20,7 +20,7 @@ from benchd.daemon.measuring import paired, plan, user_model
 from benchd.daemon.measuring.paired import Request
 from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.measuring.session import Session, made_output
-from benchd.daemon.records import Record, Variant
+from benchd.daemon.records import Record, UserFile, Variant
 from benchd.daemon.reporting import comparisons as shown
 from benchd.daemon.reporting.console import SlowStages
 from benchd.daemon.verdicts import compare as verdicts
@@ -49,6 +49,9 @@ def compare(
     module: Annotated[
         list[str] | None,
         typer.Option(help="With --live: your own module, or one per side.", metavar="FILE.py:FUNCTION"),
+    ] = None,
+    onnx: Annotated[
+        list[Path] | None, typer.Option(help="With --live: an ONNX file, or one per side.", metavar="FILE")
     ] = None,
     nir: Annotated[
         list[str] | None, typer.Option(help="With --live: your own NIR file, or one per side.", metavar="FILE")
@@ -83,7 +86,7 @@ def compare(
     json: arguments.AsJson = False,
 ) -> None:
     """Report whether B is faster than A, slower or the same."""
-    measuring = {"--python": python, "--module": module, "--nir": nir, "--pairs": pairs}
+    measuring = {"--python": python, "--module": module, "--onnx": onnx, "--nir": nir, "--pairs": pairs}
     measuring |= {options.fields()[name].flag: value for name, value in given.items()}
     for option, value in (measuring | {"--config": config}).items():
         if value is not None and not (live or aa):
@@ -96,10 +99,7 @@ def compare(
     request = Request(
         cases=sides or [],
         pythons=[str(path) for path in python or []],
-        modules=[
-            *(user_model.module(path, given.get("inputs", [])) for path in module or []),
-            *(user_model.nir_file(Path(path), given.get("inputs", [])) for path in nir or []),
-        ],
+        modules=user_model.of_sides(module, onnx, nir, given.get("inputs", [])),
         pairs=pairs,
         min_effect=arguments.quantity("--min-effect", min_effect, {"%": 0.01}),
         preset=preset,
@@ -147,14 +147,15 @@ def _empty(path: Path) -> None:
 def _requests(request: Request, chosen: Sequence[Sequence[str]]) -> list[Request]:
     """Return a request for each chosen variant and batch size, or a single request if none is chosen.
 
-    Two modules of the user's are compared in eager mode unless a case is given.
+    Two models of the user's are compared in eager mode, or ONNX files on ONNX Runtime, unless a case is given.
     """
-    cases = request.cases or [""] * any(chosen) or ["eager"] * (len(request.modules) == 2)
+    plain = "onnxruntime" if any(isinstance(own, UserFile) for own in request.modules) else "eager"
+    cases = request.cases or [""] * any(chosen) or [plain] * (len(request.modules) == 2)
     counts = (len(cases), len(request.pythons), len(request.modules))
     if request.is_aa and (counts[0] != 1 or max(counts) > 1):
         raise UsageError("--aa compares one case with itself")
     if not request.is_aa and (max(counts) != 2 or counts[0] == 0):
-        raise UsageError("--live takes two cases, or one case and two --python, --module or --nir")
+        raise UsageError("--live takes two cases, or one case and two --python, --module, --onnx or --nir")
     if not request.modules and not all(cases):
         raise UsageError("--live with --variants and --batch-sizes alone: name the model too, as in vim_tiny")
     combinations = list(product(*(words or [""] for words in chosen)))

@@ -20,7 +20,7 @@ from benchd.daemon.measuring import paired, plan, user_model
 from benchd.daemon.measuring.paired import Request
 from benchd.daemon.measuring.plan import PlannedCase
 from benchd.daemon.measuring.session import Session, made_output, temporary_output
-from benchd.daemon.records import UserFile, UserModel
+from benchd.daemon.records import UserFile
 from benchd.daemon.reporting.comparisons import print_comparisons
 from benchd.daemon.reporting.console import SlowStages
 from benchd.daemon.shipping import manifest, promise, race, verifying
@@ -65,6 +65,7 @@ def why(
         list[str] | None, typer.Option(help="Your own module, or one per side.", metavar="FILE.py:FUNCTION")
     ] = None,
     onnx: Annotated[list[Path] | None, typer.Option(help="An ONNX file, or one per side.", metavar="FILE")] = None,
+    nir: Annotated[list[str] | None, typer.Option(help="Your own NIR file, or one per side.", metavar="FILE")] = None,
     theirs: Annotated[
         Path | None, typer.Option(help="Another tool's result; explain why it differs from ours.", metavar="FILE")
     ] = None,
@@ -95,13 +96,13 @@ def why(
     search = [*(python or []), *(lock or []), *(env or [])]
     settings = configuration.read(config) if config else Config()
     start = arguments.start(wait, quiet_for)
-    if paths and (search or module or onnx or len(paths) != len(named)):
+    if paths and (search or module or onnx or nir or len(paths) != len(named)):
         raise UsageError(f"{paths[0]}: a folder or a file of results is compared as it is, without further options")
     if len(paths) == 1:
         raise typer.Exit(_of_folder(paths[0], settings, device, start, json))
     if len(paths) == 2:
         raise typer.Exit(_of_records(paths[0], paths[1], json))
-    own = _own(module, onnx, given.get("inputs", []))
+    own = user_model.of_sides(module, onnx, nir, given.get("inputs", []))
     cases = named or ["onnxruntime" if own and isinstance(own[0], UserFile) else "eager"] * bool(own)
     effect = arguments.quantity("--min-effect", min_effect, {"%": 0.01})
     request = Request(cases, preset, effect, modules=own, samples=given.get("samples"), layers=not theirs)
@@ -217,16 +218,6 @@ def _of_folder(folder: Path, settings: Config, device: str, start: Start, as_jso
     if verified.answer == "slower":
         return _exit_code(verified.layers)
     return promise.EXIT_CODES[verified.answer]
-
-
-def _own(module: Sequence[str] | None, onnx: Sequence[Path] | None, inputs: Sequence[str]) -> list[UserModel]:
-    """Return the user's models; raise UsageError if both kinds are given."""
-    if module and onnx:
-        raise UsageError("--module and --onnx: give only one of them")
-    if inputs and not (module or onnx):
-        raise UsageError("--input is for --module and --onnx: the catalog's models define their inputs")
-    modules = [user_model.module(text, inputs) for text in module or []]
-    return [*modules, *(user_model.onnx_file(path.resolve(), inputs) for path in onnx or [])]
 
 
 def _per_side(option: str, given: Sequence[T] | None) -> list[T]:

@@ -29,7 +29,7 @@ from benchd.daemon.measuring.protocol import Compare, Outcome
 from benchd.daemon.measuring.recording import RunHeader, RunId
 from benchd.daemon.measuring.session import Session
 from benchd.daemon.measuring.supervisor import Supervisor, Turn, interleaved_rule
-from benchd.daemon.records import PLAIN, Record, UserModel, UserModule, wall_now
+from benchd.daemon.records import PLAIN, Record, UserModel, wall_now
 from benchd.daemon.verdicts import doubts, effects, noise_floor, sameness
 from benchd.daemon.verdicts.compare import Comparison, comparison
 from benchd.daemon.verdicts.effects import ALPHA, LOOKS, Verdict
@@ -169,7 +169,7 @@ def _both(given: Sequence[T]) -> list[T]:
 def _called(entry: PlannedCase, python: str, request: Request) -> str:
     """Return the case id, followed by any other differences between the sides."""
     words, paths = [entry.case.case_id], {module.path for module in request.modules}
-    words += [f"of {os.path.relpath(entry.own.path)}"] if isinstance(entry.own, UserModule) and len(paths) > 1 else []
+    words += [f"of {os.path.relpath(entry.own.path)}"] if entry.own and len(paths) > 1 else []
     words += [f"by {python}"] if len(set(request.pythons)) > 1 else []
     return " ".join(words)
 

@@ -12,8 +12,31 @@ import msgspec
 from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring import hub, user_python
 from benchd.daemon.measuring.user_inputs import inputs_of, of_module
-from benchd.daemon.records import InputSpec, UserFile, UserModule, UserNir
+from benchd.daemon.records import InputSpec, UserFile, UserModel, UserModule, UserNir
 from benchd.models.catalog import LIBRARIES
+
+
+def of_sides(
+    modules: Sequence[str] | None,
+    files: Sequence[Path] | None,
+    nets: Sequence[str] | None,
+    given: Sequence[str],
+) -> list[UserModel]:
+    """Return the models of --module, --onnx or --nir, one for both sides or one per side; `given` is that of --input.
+
+    Raises UsageError if more than one of these options is given, and for --input without any.
+    """
+    options = {"--module": modules, "--onnx": files, "--nir": nets}
+    chosen = [option for option, values in options.items() if values]
+    if len(chosen) > 1:
+        raise UsageError(f"{' and '.join(chosen)}: give only one of them")
+    if given and not chosen:
+        raise UsageError(f"--input is for {', '.join(options)}: the catalog's models define their inputs")
+    return [
+        *(module(text, given) for text in modules or []),
+        *(onnx_file(path.resolve(), given) for path in files or []),
+        *(nir_file(Path(path), given) for path in nets or []),
+    ]
 
 
 def module(text: str, given: Sequence[str]) -> UserModule:

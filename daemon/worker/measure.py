@@ -61,7 +61,7 @@ def measure(
 
     The same load runs for `hold_s` before the first block and after the last, so that a slow energy counter has values
     on both sides of the window. With `wait_for_turn`, a different process runs before each block; the first runs after
-    that, at least one, are not counted.
+    that, at least one, are not counted, and the centre is the median of the blocks, as for the ratio of two processes.
     """
 
     def begin() -> int:
@@ -94,6 +94,9 @@ def measure(
             starts_ns.append(begin())
         _hold(step, hold_s)
     summary = blocks.summary()
+    if wait_for_turn:  # after a pause, a pool's threads may share one CPU for a whole block
+        middle_ns = median(summary.block_medians_ns)
+        summary = msgspec.structs.replace(summary, median_ns=middle_ns, interval_ns=None)
     bounds = [starts_ns[0], *(ended_ns[last - 1] for last in summary.ends)]
     window = Window(bounds[0], bounds[-1])
     return TimedLoop(values_ns, summary, window, bounds, ended_ns, starts_ns if wait_for_turn else [])

@@ -10,6 +10,7 @@ from math import exp, log
 from pathlib import Path
 from statistics import geometric_mean, median
 
+import onnx_made
 import pytest
 from gaps import without_energy, without_gaps
 from records_made import written
@@ -249,6 +250,17 @@ def test_a_gate_fails_for_other_answers_of_the_same_weights_and_a_crash_is_an_er
     assert notes[0].endswith(": net.py changed")
     code, _, xml = gate("crash")
     assert (code, "<error" in xml) == (1, True)
+
+
+def test_two_onnx_files_are_compared_under_their_names(compare, tmp_path):
+    for name, node in (("old", "Relu(x)"), ("new", "Identity(x)")):
+        (tmp_path / name).mkdir()
+        onnx_made.written(tmp_path / name, f"g (float[N,4] x) => (float[N,4] y) {{ y = {node} }}")
+    done = compare("--live", "--onnx", "old/net.onnx", "--onnx", "new/net.onnx", "--threads", "1", "--pairs", "2")
+    comparison = said(done)
+    assert comparison["first"] == "own.net,onnxruntime,b1,threads=1 of old/net.onnx"
+    assert comparison["second"] == "own.net,onnxruntime,b1,threads=1 of new/net.onnx"
+    assert [record.status for record in written(tmp_path)] == ["ok", "ok"]
 
 
 def test_where_a_sensor_gives_joules_processes_run_one_after_the_other(compare, tmp_path):

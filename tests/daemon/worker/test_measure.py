@@ -86,6 +86,15 @@ def test_a_value_that_stands_for_many_runs_counts_for_as_much_time():
     assert measured.summary.runs_per_block == 2  # two chunks of ten runs of 0.1 ms are longer than a block's 1 ms
 
 
+def test_a_block_whose_threads_share_a_cpu_after_a_pause_does_not_move_the_centre():
+    step = Slow([2_000_000] * 4 + [4_000_000])
+    rule = StopRule(min_blocks=51, min_block_runs=1, min_block_s=0.001, cap_s=0.1, half_width=None)
+    alone = measure.measure(step, rule).summary
+    assert alone.median_ns == pytest.approx(2_400_000, rel=0.05)
+    in_turns = measure.measure(step, rule, wait_for_turn=lambda: None).summary
+    assert (in_turns.median_ns, in_turns.interval_ns) == (2_000_000, None)
+
+
 def test_percentiles_appear_with_enough_runs_only():
     def timing(count):
         return timings.timing(array("q", range(1, count + 1)), None, count / 2)
