@@ -203,7 +203,7 @@ def _yielded(text: str, option: str) -> Iterator[tuple[dict[str, Tensor], Any]]:
     size, limit = 0, _MEMORY_SHARE * memory_bytes()
     for number, item in enumerate(_one_by_one(items)):
         if number == _MOST_YIELDED:
-            raise UsageError(f"{option}: it yields more than {number:,} items; end it after a few hundred, or save them")
+            raise UsageError(f"{option}: it yields more than {number:,} items; end it after a few hundred")
         pair = item if isinstance(item, tuple) else (item, None)
         if len(pair) != 2:
             raise UsageError(
