@@ -393,11 +393,11 @@ class Blocks:
     Call `add` after each run and, if it returns that a block has ended, `stop_reason`. Every value is kept; blocks are
     merged, never trimmed, and the last one absorbs an incomplete block. The correlation between medians is assessed
     twice: by their own lag-1 coefficient, and by the part of the runs' coefficient that remains between blocks, as in
-    an AR(1).
+    an AR(1). With `is_odd`, a block has an odd number of runs: the median of two is their mean, which one stall moves.
     """
 
-    def __init__(self, rule: StopRule) -> None:
-        self._rule = rule
+    def __init__(self, rule: StopRule, *, is_odd: bool = False) -> None:
+        self._rule, self._is_odd = rule, is_odd
         self._min_block_ns = rule.min_block_s * 1e9
         self._values = array("d")
         self._ends: list[int] = []  # ends of the blocks before any merging, as indices into the values
@@ -420,7 +420,12 @@ class Blocks:
         """Add one run's duration and return whether it ended a block; cheap enough to call between timed runs."""
         self._values.append(run_duration_ns)
         self._block_ns += run_duration_ns
-        if self._block_ns < self._min_block_ns or len(self._values) - self._block_start < self._rule.min_block_runs:
+        count = len(self._values) - self._block_start
+        if (
+            self._block_ns < self._min_block_ns
+            or count < self._rule.min_block_runs
+            or (self._is_odd and count % 2 == 0)
+        ):
             return False
         self._block_start = len(self._values)
         self._block_ns = 0.0

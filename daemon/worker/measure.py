@@ -72,7 +72,7 @@ def measure(
         return time.monotonic_ns()
 
     scaled = msgspec.structs.replace(rule, min_block_s=rule.min_block_s / step.runs)  # a value is for several runs
-    blocks = Blocks(scaled)
+    blocks = Blocks(scaled, is_odd=wait_for_turn is not None)  # few runs a block
     values_ns: dict[str, array[int]] = {part: array("q") for part in step.parts}
     columns = list(values_ns.values())
     ended_ns = array("q")
@@ -94,7 +94,7 @@ def measure(
             starts_ns.append(begin())
         _hold(step, hold_s)
     summary = blocks.summary()
-    if wait_for_turn:  # after a pause, a pool's threads may share one CPU for a whole block
+    if wait_for_turn:  # after a pause, a pool's threads may share one CPU for a whole block, or another program runs
         middle_ns = median(summary.block_medians_ns)
         summary = msgspec.structs.replace(summary, median_ns=middle_ns, interval_ns=None)
     bounds = [starts_ns[0], *(ended_ns[last - 1] for last in summary.ends)]

@@ -95,6 +95,15 @@ def test_a_block_whose_threads_share_a_cpu_after_a_pause_does_not_move_the_centr
     assert (in_turns.median_ns, in_turns.interval_ns) == (2_000_000, None)
 
 
+def test_a_stall_in_a_block_of_two_runs_does_not_move_the_centre():
+    """A block ends with the run that stalls, so that beside a busy program a third of them would have two runs."""
+    step = Slow([2_000_000, 18_000_000, 2_000_000])
+    rule = StopRule(min_blocks=51, min_block_runs=1, min_block_s=0.006, cap_s=0.1, half_width=None)
+    summary = measure.measure(step, rule, wait_for_turn=lambda: None).summary
+    assert summary.runs_per_block % 2 == 1
+    assert summary.median_ns == 2_000_000
+
+
 def test_percentiles_appear_with_enough_runs_only():
     def timing(count):
         return timings.timing(array("q", range(1, count + 1)), None, count / 2)
