@@ -216,6 +216,7 @@ def _told(shipped: Manifest, result: RaceResult, out: Path, course: Race) -> str
         f"{tied}{doubtful}",
         f"    {shipped.against}{doubtful}",
         *([f"    {INTERVAL}"] if "[" in f"{interval}{shipped.against}" else []),
+        *(f"    {limit}" for limit in course.limits_of(str(result.winner))),
         *([f"    check: {check.note}"] if check and check.note else []),
         f"    {out}: {files} files, {sum(resource.bytes for resource in shipped.resources) / 1e6:.1f} MB, "
         f"after {course.measured_s:.0f} s of measuring; `benchd verify {out}` tests it",

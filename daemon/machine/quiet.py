@@ -71,19 +71,19 @@ def settle(start: Start, wake: socket.socket, is_over: Callable[[], bool]) -> No
 
 
 def _answer(answers: TextIO, out: TextIO, wake: socket.socket) -> str:
-    """Ask until the answer is w, g or s; the end of input or a signal counts as s, and ANSWER_S of silence as g."""
+    """Ask until the answer is w, g or s; a signal counts as s, the end of input and ANSWER_S of silence as g."""
     show(out, "")
     while True:
         out.write(f"{QUESTION}\n")
         out.flush()
         ready, _, _ = select.select([answers.fileno(), wake.fileno()], [], [], ANSWER_S)
-        if not ready:
-            out.write("no answer: going on\n")
-            return "g"
         if wake.fileno() in ready:
             return "s"
-        line = answers.readline()
-        if (answer := line.strip().lower()[:1] if line else "s") in ("w", "g", "s"):
+        line = answers.readline() if ready else ""
+        if not line:
+            out.write("no answer: going on\n")
+            return "g"
+        if (answer := line.strip().lower()[:1]) in ("w", "g", "s"):
             return answer
 
 

@@ -7,10 +7,12 @@ verdict therefore adds `effects.RUNS_APART` to the spread of the processes (docs
 from collections.abc import Sequence
 from typing import Literal
 
+import msgspec
 from msgspec import Struct
 
 from benchd.daemon.records import Environment, ProcessResult, Record
-from benchd.daemon.shipping.manifest import REBUILT, Manifest
+from benchd.daemon.shipping import race_limits
+from benchd.daemon.shipping.manifest import REBUILT, Manifest, ShipLimits
 from benchd.daemon.verdicts import doubts, effects, figures, layers, recommend, sameness
 from benchd.daemon.verdicts.effects import ALPHA, FEWEST_PROCESSES
 from benchd.daemon.verdicts.layers import LayerVerdict
@@ -41,7 +43,7 @@ class VerificationResult(Struct, frozen=True, kw_only=True):
 
     `change` is the time now divided by the promised time, minus 1, with its 95 % interval. `changed` lists the changes
     in the machine and its software since the folder was shipped, and `rebuilt` says why a TensorRT plan was rebuilt.
-    `layers` says which layers changed.
+    `layers` says which layers changed, and `limits` what the figures of the limits that it was shipped under are now.
     """
 
     name: str
@@ -63,6 +65,7 @@ class VerificationResult(Struct, frozen=True, kw_only=True):
     t_wall: str
     fingerprint: str
     layers: LayerVerdict | None = None
+    limits: list[str] = []
 
 
 def judge(
@@ -114,7 +117,13 @@ def judge(
         t_wall=record.t_wall,
         fingerprint=record.environment.fingerprint,
         layers=divided,
+        limits=[limit.stated(record) for limit in race_limits.limits(_limits(shipped))] if now_ms else [],
     )
+
+
+def _limits(shipped: Manifest) -> ShipLimits:
+    given = {name: value for name, value in shipped.asked.items() if value is not None}
+    return msgspec.convert(given, ShipLimits)
 
 
 def _refused_plan(record: Record) -> str:
@@ -148,12 +157,12 @@ def other_machine(promised: Environment, now: Environment) -> str | None:
 def explained(verified: VerificationResult) -> list[str]:
     """Return lines that say in plain words what the verdict and its interval mean."""
     meaning = {
-        "kept": f"a slowdown of {100 * SLOWDOWN:g} % or more is ruled out",
+        "kept": f"it is less than {100 * SLOWDOWN:g} % slower, with 95 % confidence on this side alone",
         "slower": "it is slower by more than runs of the same code differ",
         "faster": "it is faster by more than runs of the same code differ",
     }.get(verified.answer)
     interval = "[...]: where the true change lies with 95 % confidence; runs of the same code differ by a few per cent"
-    lines = [f"{verified.answer}: {meaning}"] * bool(meaning)
+    lines = [*verified.limits, *[f"{verified.answer}: {meaning}"] * bool(meaning)]
     return lines + [interval] * (verified.change_low is not None)
 
 

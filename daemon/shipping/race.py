@@ -183,6 +183,11 @@ class Race:
         """Return a separate record for each process."""
         return [self.record(candidate, [outcome]) for outcome in outcomes]
 
+    def limits_of(self, winner: str) -> list[str]:
+        """Return a line for each limit that was set, with the winner's figure."""
+        candidate = self.named(winner)
+        return [limit.stated(self.record(candidate, candidate.raced)) for limit in self._limits]
+
     def named(self, name: str) -> Candidate:
         """Return the candidate with this name."""
         return next(candidate for candidate in self.candidates if candidate.name == name)

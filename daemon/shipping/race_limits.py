@@ -47,6 +47,14 @@ class RaceLimit:
         how = f"({self.spread(records)}) may or may not stay within"
         return None if is_met else self._miss(values, how)
 
+    def stated(self, record: Record) -> str:
+        """Return the figure of a record with several processes, and whether it is within the limit."""
+        value, most = self.figure(record), f"the limit of {self.most:.4g} {self.unit}"
+        if not value:
+            return f"{self.what}: not measured, so {most} is not checked"
+        how = "above" if value > self.most else "within"
+        return f"{self.what}: {self._percentile([record])}{value:.4g} {self.unit}, {how} {most}"
+
     def needed(self, records: Sequence[Record], bounds: int) -> int | None:
         """Return the total number of rounds needed to judge this limit, or None if more similar ones would not help."""
         values = self._values(records)
@@ -61,7 +69,13 @@ class RaceLimit:
         is_single = len(values) == 1
         between = f"{min(values):.4g}" if is_single else f"{min(values):.4g} to {max(values):.4g}"
         processes = "1 process" if is_single else f"{len(values)} processes"
-        return f"{between} {self.unit} in {processes}, {above or 'none'} above {self.most:.4g} {self.unit}"
+        named = f"{self._percentile(records)}{between} {self.unit} in {processes}"
+        return f"{named}, {above or 'none'} above {self.most:.4g} {self.unit}"
+
+    def _percentile(self, records: Sequence[Record]) -> str:
+        """Return which percentile a latency is; nothing if a process was too short to have one."""
+        have = all(record.timing is None or record.timing.p99_ms for record in records)
+        return "p99 " if self.figure is _latency_ms and have else ""
 
     def _values(self, records: Sequence[Record]) -> list[float]:
         values = [self.figure(record) for record in records]

@@ -303,6 +303,14 @@ def percentile_upper_bound(sorted_values: Sequence[float], q: float) -> float | 
     return float(sorted_values[count - above]) if above else None
 
 
+def median_interval(values: Sequence[float]) -> Interval | None:
+    """Return the distribution-free 95 % interval of the median of independent values, None for fewer than six."""
+    ordered, odds, rank = sorted(values), 0.0, 0
+    while (odds := odds + _binomial(rank, len(ordered), 0.5)) <= 0.025:
+        rank += 1
+    return Interval(ordered[rank - 1], ordered[-rank]) if rank else None
+
+
 def deadline_is_met(misses: int, requests: int, percentile: float) -> bool | None:
     """Return whether the share of missed deadlines is at most 100 - `percentile` percent; None with too few requests.
 

@@ -95,8 +95,9 @@ def measure(
         _hold(step, hold_s)
     summary = blocks.summary()
     if wait_for_turn:  # after a pause, a pool's threads may share one CPU for a whole block, or another program runs
-        middle_ns = median(summary.block_medians_ns)
-        summary = msgspec.structs.replace(summary, median_ns=middle_ns, interval_ns=None)
+        medians_ns = summary.block_medians_ns
+        interval_ns = statistics.median_interval(medians_ns)
+        summary = msgspec.structs.replace(summary, median_ns=median(medians_ns), interval_ns=interval_ns)
     bounds = [starts_ns[0], *(ended_ns[last - 1] for last in summary.ends)]
     window = Window(bounds[0], bounds[-1])
     return TimedLoop(values_ns, summary, window, bounds, ended_ns, starts_ns if wait_for_turn else [])

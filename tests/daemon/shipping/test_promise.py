@@ -73,10 +73,20 @@ def test_what_puts_either_time_in_doubt_is_named(factor, answer):
 def test_the_verdict_and_its_interval_are_explained():
     kept = promise.judge(shipped(), measured(PROMISED), is_golden=True)
     assert promise.explained(kept) == [
-        "kept: a slowdown of 10 % or more is ruled out",
+        "kept: it is less than 10 % slower, with 95 % confidence on this side alone",
         "[...]: where the true change lies with 95 % confidence; runs of the same code differ by a few per cent",
     ]
     assert promise.explained(promise.judge(shipped(), measured([1.0, 1.0]), is_golden=True)) == []
+
+
+def test_each_limit_that_it_was_shipped_under_is_stated_with_its_figure_now():
+    folder = msgspec.structs.replace(shipped(), asked={"max_latency_ms": 20.0, "max_power_w": 9.0, "min_effect": None})
+    record = measured(PROMISED)
+    tail = msgspec.structs.replace(record, timing=msgspec.structs.replace(record.timing, p99_ms=21.5))
+    assert promise.explained(promise.judge(folder, tail, is_golden=True))[:2] == [
+        "latency: p99 21.5 ms, above the limit of 20 ms",
+        "power: not measured, so the limit of 9 W is not checked",
+    ]
 
 
 def test_other_answers_break_a_promise_whatever_the_times():

@@ -20,6 +20,7 @@ from benchd.daemon.verdicts.statistics import (
     block_estimate,
     combine,
     mean_interval,
+    median_interval,
     minimum_samples,
     percentile,
     percentile_upper_bound,
@@ -195,3 +196,10 @@ def test_processes_combine_on_logarithms_to_where_another_one_lies():
 @pytest.mark.parametrize("medians", [[0.016, 4.2], [1.0, 1.15], [1.0, 3.0, 1.0], [1.0, 50.0] * 8])
 def test_processes_too_few_for_their_spread_have_no_interval(medians):
     assert combine(medians) == (pytest.approx(stats.gmean(medians)), None)
+
+
+def test_the_interval_of_a_median_leaves_out_ranks_as_the_binomial_allows():
+    """Its ranks for 6, 9 and 20 values are those of the tables of the sign test at 5 %."""
+    assert median_interval([1.0] * 5) is None
+    ranks = {count: median_interval([float(rank) for rank in range(count, 0, -1)]) for count in (6, 9, 20)}
+    assert ranks == {6: Interval(1.0, 6.0), 9: Interval(2.0, 8.0), 20: Interval(6.0, 15.0)}

@@ -16,7 +16,7 @@ from worker_jobs import TINY, as_loaded, changed, job, run_here, user_module
 
 from benchd.daemon.measuring.protocol import Compare
 from benchd.daemon.verdicts import timings
-from benchd.daemon.verdicts.statistics import StopRule
+from benchd.daemon.verdicts.statistics import Interval, StopRule
 from benchd.daemon.worker import measure, steps
 from benchd.daemon.worker.scenarios import offline
 
@@ -92,7 +92,7 @@ def test_a_block_whose_threads_share_a_cpu_after_a_pause_does_not_move_the_centr
     alone = measure.measure(step, rule).summary
     assert alone.median_ns == pytest.approx(2_400_000, rel=0.05)
     in_turns = measure.measure(step, rule, wait_for_turn=lambda: None).summary
-    assert (in_turns.median_ns, in_turns.interval_ns) == (2_000_000, None)
+    assert (in_turns.median_ns, in_turns.interval_ns) == (2_000_000, Interval(2_000_000, 2_000_000))
 
 
 def test_a_stall_in_a_block_of_two_runs_does_not_move_the_centre():
