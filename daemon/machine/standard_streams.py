@@ -59,7 +59,8 @@ class _Wrapping(io.TextIOWrapper):
     def _wrapped(self, line: str) -> str:
         columns = columns_of(self.fileno())
         words = line.lstrip()
-        if len(line) <= columns or "\x1b" in line or words[:1] in tuple('{["'):
+        is_json = words[:1] in tuple('{["') and not words.startswith("[...]")
+        if len(line) <= columns or "\x1b" in line or is_json:
             return line
         indent = line[: len(line) - len(words)]
         return textwrap.fill(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -184,4 +184,4 @@ def _note(job: Job) -> str:
     """Return the check's caveat about the weights; empty if there is none."""
     if job.inputs.weights or job.onnx or job.inputs.accuracy:
         return ""
-    return "accuracy unknown" if job.module else "agreement on random weights, accuracy unknown"
+    return "accuracy not measured (--metric)" if job.module else "agreement on random weights, accuracy unknown"

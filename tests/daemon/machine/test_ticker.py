@@ -82,7 +82,9 @@ def test_elsewhere_nothing_is_drawn(tmp_path):
 
 def test_a_long_line_is_wrapped_between_words_but_json_is_not(terminal):
     stream, read = terminal
-    stream.write("  note: " + "words " * 15 + "net.nir --option\n" + '{"reason": "' + "word " * 20 + '"}\n')
+    stream.write("  note: " + "words " * 15 + "net.nir --option\n" + "  [...]: " + "words " * 15 + "\n")
+    stream.write('{"reason": "' + "word " * 20 + '"}\n')
     stream.flush()
     note = "  note: " + "words " * 11 + "words\r\n  " + "words " * 3 + "net.nir --option\r\n"
-    wait_for(lambda: read().endswith((note + '{"reason": "' + "word " * 20 + '"}\r\n').encode()))
+    legend = "  [...]: " + "words " * 11 + "words\r\n  " + "words " * 2 + "words\r\n"
+    wait_for(lambda: read().endswith((note + legend + '{"reason": "' + "word " * 20 + '"}\r\n').encode()))

@@ -302,7 +302,11 @@ WHOLE = """
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_an_output_without_a_batch_dimension_is_as_in_the_check(tmp_path, batch_size):
     outcome = of_module(tmp_path, WHOLE, batch_size=batch_size)
-    assert (outcome.check.rule, outcome.check.verdict, outcome.check.note) == ("codes", "passed", "accuracy unknown")
+    assert (outcome.check.rule, outcome.check.verdict, outcome.check.note) == (
+        "codes",
+        "passed",
+        "accuracy not measured (--metric)",
+    )
     assert outcome.check.audited > batch_size
 
 

@@ -50,7 +50,7 @@ def test_a_module_that_is_right_passes(tmp_path):
     assert result.passed
     assert (result.rule, result.images, result.tolerance) == ("outputs", 4, 2e-5)
     assert 0 < result.error_share < 1e-6
-    assert result.note == "accuracy unknown"
+    assert result.note == "accuracy not measured (--metric)"
 
 
 def test_other_answers_show_in_the_projections_and_another_way_to_the_same_ones_does_not(tmp_path):
@@ -125,11 +125,11 @@ def test_a_slow_module_is_checked_on_fewer_inputs_which_its_note_says(tmp_path, 
     few = of(64, module=user_module(tmp_path))
     assert (few.verdict, few.images) == ("passed", truth.FEWEST_IMAGES)
     assert few.note == (
-        "accuracy unknown; checked on 8 of 64 inputs, because more would take over a minute: a fault in few inputs may "
-        "go unseen"
+        "accuracy not measured (--metric); checked on 8 of 64 inputs, because more would take over a minute: "
+        "a fault in few inputs may go unseen"
     )
     requested = of(65, module=user_module(tmp_path))
-    assert (requested.images, requested.note) == (65, "accuracy unknown")
+    assert (requested.images, requested.note) == (65, "accuracy not measured (--metric)")
     assert of(64).images == 64  # a model of ours
 
 
