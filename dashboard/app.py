@@ -79,7 +79,7 @@ def _add_pages(store: Store, broker: Broker) -> None:
     answers = Answers(store, changes_)
     home.add(store, answers)
     fleet.add(store, answers)
-    device.add(store, broker)
+    device.add(store, broker, answers)
     changes.add(store, changes_)
     results.add(store)
     record.add(store)

@@ -45,6 +45,11 @@ class BoardCondition(NamedTuple):
         """Return the configured name, or the id."""
         return self.device.info.name or self.device.device_id
 
+    @property
+    def words(self) -> str:
+        """Return the condition with its sign and details."""
+        return f"{SHAPES[self.condition]} {self.condition}{f': {self.detail}' if self.detail else ''}"
+
 
 def boards(
     store: Store, choices: Mapping[str, Sequence[Choice]], now_s: float, changes: Iterable[Change] = ()

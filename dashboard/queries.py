@@ -347,14 +347,17 @@ def marks(store: Store, device_id: str, since_s: float) -> list[Mark]:
     newest = (EVENT.c.arrived_s.desc(), EVENT.c.id.desc())
     events = store.read(select(EVENT.c.arrived_s, EVENT.c.body).where(*mine).order_by(*newest).limit(SHOWN))
     ended = (RESULT.c.device_id == device_id, RESULT.c.measured_s >= since_s)
-    rows = select(RESULT.c.measured_s, RESULT.c.case_id, RESULT.c.status).where(*ended)
+    rows = select(RESULT.c.measured_s, RESULT.c.case_id, RESULT.c.status, RESULT.c.checked).where(*ended)
     cases = store.read(rows.order_by(RESULT.c.measured_s.desc()).limit(READ))
     timed_events = [(arrived_s, msgspec.json.decode(body, type=Event)) for arrived_s, body in events]
     marks = [
         Mark(measured_s(event.t_wall, arrived_s) or arrived_s, event.event, event.detail)
         for arrived_s, event in timed_events
     ]
-    marks += [Mark(at_s, f"case {status}", case_id) for at_s, case_id, status in cases]
+    marks += [
+        Mark(at_s, "failed check" if checked == "failed" else f"case {status}", case_id)
+        for at_s, case_id, status, checked in cases
+    ]
     return sorted(mark for mark in marks if mark.at_s >= since_s)
 
 

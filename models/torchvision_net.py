@@ -37,6 +37,8 @@ PUBLISHED_NAMES = {r"(denselayer\d+\.(?:norm|conv))\.([12])\.": r"\1\2."}
 class OneStageDetector(nn.Module):
     """The network of an SSD, RetinaNet or FCOS, with its state-dict keys."""
 
+    caveat = "scores and boxes of every anchor: decoding and suppression, as in --module, are neither timed nor checked"
+
     def __init__(self, detector: Any) -> None:
         super().__init__()
         self.backbone, self.head = detector.backbone, detector.head

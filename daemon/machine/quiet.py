@@ -17,8 +17,8 @@ LOOK_S = 0.2  # 20 ticks of CPU accounting
 ASKED_QUIET_S = 5.0  # for how long the CPUs must be quiet if the user chose to wait
 ANSWER_S = 60.0  # how long the question waits
 QUESTION = (
-    "w: wait until the CPUs are quiet, g: go on (without this question: --wait or --no-wait), s: stop; "
-    f"without an answer it goes on after {ANSWER_S:g} s"
+    "type a letter and Enter: w to wait until the CPUs are quiet, g to go on (without this question: --wait or "
+    f"--no-wait), s to stop; without an answer it goes on after {ANSWER_S:g} s"
 )
 
 

@@ -77,7 +77,8 @@ def _decoded(file: Path, number: int, line: bytes) -> Record:
     try:
         return decoded(line)
     except SchemaError as error:
-        cure = "; delete this line to use the others" if str(error).startswith("not a benchd record") else ""
+        is_record = line.startswith(b"{") and str(error).startswith("not a benchd record")
+        cure = "; delete this line to use the others" if is_record else ""
         raise SchemaError(f"{file} line {number}: {error}{cure}") from error
 
 

@@ -63,12 +63,14 @@ def takes(module: nn.Module, specs: Sequence[InputSpec]) -> nn.Module:
         signature.bind(*by_place, **user_inputs.nested(dict.fromkeys(names)))
     except TypeError as error:
         given = " ".join(f"--input {spec}" for spec in specs)
+        remedy = (
+            "give each of its inputs, by name as in --input ids=int64:16, and the entries of a dict as in --input "
+            "batch.ids=int64:16"
+        )
         if specs and user_inputs.are_samples(specs[0].file):
             given = f"--inputs {specs[0].file} has {', '.join(names) or len(by_place)}"
-        raise UsageError(
-            f"{given}: {type(module).__name__}.forward{signature}: {error}; give each of its inputs, by name as in "
-            "--input ids=int64:16, and the entries of a dict as in --input batch.ids=int64:16"
-        ) from error
+            remedy = "name the arguments of forward, with the entries of a dict within: {'batch': {'ids': ...}}"
+        raise UsageError(f"{given}: {type(module).__name__}.forward{signature}: {error}; {remedy}") from error
     # if the names are already in order, no wrapper is needed, which would cost a microsecond per run
     in_order = [
         parameter.name

@@ -12,8 +12,21 @@ from nicegui import ui
 from benchd.daemon.delivery.broker import Broker
 from benchd.daemon.delivery.messages import Latest
 from benchd.dashboard import queries
+from benchd.dashboard.answers import Answers
 from benchd.dashboard.commands import run_suite
-from benchd.dashboard.layout import PATIENCE_S, PagePart, facts, follow, frame, heading, history_path, local, notice
+from benchd.dashboard.conditions import BoardCondition, boards, looks
+from benchd.dashboard.layout import (
+    PATIENCE_S,
+    PagePart,
+    changes_path,
+    facts,
+    follow,
+    frame,
+    heading,
+    history_path,
+    local,
+    notice,
+)
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.queries import Device, Mark
 from benchd.dashboard.store import Store
@@ -39,7 +52,7 @@ class _State(NamedTuple):
     latest: list[Latest]
 
 
-def add(store: Store, broker: Broker) -> None:
+def add(store: Store, broker: Broker, of_boards: Answers) -> None:
     """Serve the view at /device/<id>."""
     answers: dict[_SuiteOfDevice, str] = {}  # to the last request, for all viewers
 
@@ -53,6 +66,8 @@ def add(store: Store, broker: Broker) -> None:
             with ui.column().style("gap: .1rem"):
                 info = first.info
                 ui.label(short(", ".join(filter(None, [info.name, info.site, *info.tags])))).classes("soft")
+                condition = ui.label().mark("condition")
+                why = ui.link("which, and why", changes_path(q=device_id)).classes("link")
                 state, throttled, problem = ui.label().mark("state"), ui.label(), ui.label().classes("bad")
                 ui.link("its results", f"/results?device={quote(device_id)}").classes("link")
             span = ui.toggle(SPANS, value=min(SPANS)).props("aria-label='time shown' no-caps")
@@ -83,7 +98,21 @@ def add(store: Store, broker: Broker) -> None:
                 _list(accuracies, known, "no case was measured on labelled images")
                 _list(events, [_event(mark) for mark in reversed(_listed(now.marks))], "none in this period")
 
+            async def judge() -> None:
+                board = await to_thread(_board, store, of_boards, device_id)
+                if board is not None:
+                    condition.set_text(short(board.words))
+                    condition.classes(replace=looks(board.condition))
+                why.set_visibility(board is not None and board.condition == "slower")
+
             await follow(refresh, REFRESH_S)
+            await follow(judge)
+
+
+def _board(store: Store, of_boards: Answers, device_id: str) -> BoardCondition | None:
+    choices, _ = of_boards.update()
+    fleet = boards(store, choices, time.time(), of_boards.changes)
+    return next((board for board in fleet if board.device.device_id == device_id), None)
 
 
 def _read(store: Store, device_id: str, sampled_s: float, since_s: float) -> _State:

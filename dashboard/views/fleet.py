@@ -111,8 +111,7 @@ class _Entry:
         self._name.set_text(short(board.name))
         named = [device.device_id] if info.name and info.name != device.device_id else []
         self._place.set_text(short(", ".join(filter(None, [*named, info.site, *info.tags]))))
-        words = f"{SHAPES[board.condition]} {board.condition}"
-        self._condition.set_text(short(f"{words}: {board.detail}" if board.detail else words))
+        self._condition.set_text(short(board.words))
         self._condition.classes(replace=looks(board.condition))
         self._state.set_text(
             "" if board.condition == "silent" else f"{SIGNS[device.state]}, last data {age(device.age_s)}"

@@ -319,6 +319,8 @@ def test_two_results_are_compared_by_the_rule_for_files(site, browser):
 
 def test_what_became_slower_is_said_with_its_baseline(site, browser):
     with opened(browser, site, "/device/orin-1") as page:
+        page.get_by_text("▲ slower: ").wait_for()
+        page.get_by_role("link", name="which, and why").wait_for()
         page.get_by_text("regression").wait_for()
         page.get_by_role("link", name=f"{CUSTOM}: top-1 {TOP1}").wait_for()
         page.get_by_role("link", name=f"slower: {CUSTOM}, 68 ms against 11 ms").click()

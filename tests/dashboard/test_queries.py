@@ -5,7 +5,7 @@ import messages_made
 import msgspec
 import pytest
 from messages_made import message
-from records_made import ENVIRONMENT, made, timing
+from records_made import ENVIRONMENT, PASSED, made, timing
 from sqlalchemy import select
 
 from benchd.daemon.records import PROFILED, Case
@@ -141,10 +141,12 @@ def test_telemetry_is_a_line_per_metric_of_so_many_as_a_page_shows(store):
 
 def test_events_and_ends_of_cases_are_in_order(store):
     measure(store, 1, 5.0, NOW_S + 2)
+    measure(store, 2, 5.0, NOW_S + 3, check=msgspec.structs.replace(PASSED, passed=False))
     add(store, "d1", "event", {"event": "throttled", "detail": "hot"}, NOW_S + 1)
     assert queries.marks(store, "d1", NOW_S) == [
         (NOW_S + 1, "throttled", "hot"),
         (NOW_S + 2, "case ok", made().case_id),
+        (NOW_S + 3, "failed check", made().case_id),
     ]
 
 

@@ -29,6 +29,7 @@ def test_a_detector_is_compiled_and_exported_without_its_suppression(measured):
     done, results = measured(*arguments, "--variants", "eager,compile,onnxruntime")
     assert done.returncode == 0, done.stdout + done.stderr
     assert [record.check.passed for record in results] == [True] * 3
+    assert "decoding and suppression, as in --module, are neither timed nor checked" in " ".join(done.stdout.split())
 
 
 def test_a_fine_tuned_checkpoint_is_run_on_images_as_its_library_prepares_them(measured, tmp_path):

@@ -64,7 +64,7 @@ def check_and_answers(
         projections=_projections(answers),
         inputs_sha256=references.digest(values(images[: len(seen_first) * size]), size),
         note="; ".join(filter(None, [judged.note, doubt, blamed, right.why_fp32, _undefined(workload, job)]))
-        or _note(job),
+        or _note(workload, job),
     )
     if checked < asked:
         few = f"checked on {checked * size} of {asked * size} inputs, because more would take over a minute: {UNSEEN}"
@@ -180,8 +180,11 @@ def _undefined(workload: Workload, job: Job) -> str:
     return f"{', '.join(drawn)}: drawn as 0 or 1; for a range, give --input NAME=TYPE:SIZES:LOW-HIGH" if drawn else ""
 
 
-def _note(job: Job) -> str:
-    """Return the check's caveat about the weights; empty if there is none."""
-    if job.inputs.weights or job.onnx or job.inputs.accuracy:
-        return ""
-    return "accuracy not measured (--metric)" if job.module else "agreement on random weights, accuracy unknown"
+def _note(workload: Workload, job: Job) -> str:
+    """Return the check's caveats about the model's answers and weights; empty if there are none."""
+    caveats = ["" if job.module else getattr(workload.plain, "caveat", "")]
+    if not (job.inputs.weights or job.onnx or job.inputs.accuracy):
+        caveats.append(
+            "accuracy not measured (--metric)" if job.module else "agreement on random weights, accuracy unknown"
+        )
+    return "; ".join(filter(None, caveats))

@@ -88,10 +88,11 @@ def test_mixed_devices_are_refused(tmp_path):
             "line 1: record of schema",
         ),
         (encode(made())[:50] + b"\n" + encode(made()) + b"\n", SchemaError, "line 1: not .*; delete this line to use"),
+        (b"SQLite format 3\x00\n", SchemaError, r"line 1: not a benchd record: .*\)$"),
         (encode(made()) + b"\n{}\n", SchemaError, "line 2: not a benchd record: .*; delete this line to use"),
         (encode(made()).replace(b'"median_ms":5.0', b'"median_ms":NaN') + b"\n", SchemaError, "line 1: not a benchd"),
     ],
-    ids=["empty", "torn", "other major", "torn before another", "no record", "nan"],
+    ids=["empty", "torn", "other major", "torn before another", "another kind of file", "no record", "nan"],
 )
 def test_a_damaged_file_is_named(tmp_path, content, error, words):
     path = tmp_path / "records.jsonl"
