@@ -418,7 +418,7 @@ def impossible(record: Record) -> str | None:
     if record.timing and record.timing.median_ms <= 0:
         return f"reports an impossible time of {record.timing.median_ms:g} ms"
     if record.requests and dropped_half(record):
-        return _dropped(record.requests)
+        return _marked(record, _dropped(record.requests))
     counts = [record.requests, *(process.requests for process in record.processes)]
     least_hz = min((requests.rate_hz for requests in counts if requests), default=math.inf)
     if least_hz <= 0:

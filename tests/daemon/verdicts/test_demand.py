@@ -150,6 +150,13 @@ def overloaded(dropped):
     return msgspec.structs.replace(server(deadline_ms=None), requests=requests(dropped=dropped, met=None))
 
 
+@pytest.mark.parametrize("dropped", [300, 700])
+def test_a_server_that_drops_requests_beside_other_programs_says_so(dropped):
+    record = msgspec.structs.replace(overloaded(dropped), flags=["busy_machine"])
+    (decision,) = decide([record], Requirements())
+    assert decision.excluded == {"eager": f"dropped {dropped} of 1000 requests: lower --rate (busy machine)"}
+
+
 def test_a_server_that_drops_requests_neither_ships_nor_compares():
     record = overloaded(300)
     (decision,) = decide([record], Requirements())
