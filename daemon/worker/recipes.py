@@ -54,7 +54,7 @@ def measure(recipe: Measure, job: Job, stages: StageClock, outcome: Outcome) -> 
     if scenario.is_cold:
         return
     stages.keep(outcome)  # so that a later failure does not lose the times
-    stages.enter("probe")
+    stages.enter("probe", "of the device's peak rates")
     if scenario.is_inference:
         _device_parts(ready)
         stages.keep(outcome)
@@ -194,7 +194,7 @@ def _timed(ready: Run, recipe: Compare) -> None:
     if scenario.is_cold:
         return
     ready.stages.keep(ready.outcome)
-    ready.stages.enter("probe")
+    ready.stages.enter("probe", "of repeated inputs")
     del ready.models[1:]
     if recipe.repeats:
         _repeated(ready, met)

@@ -50,10 +50,11 @@ class Source:
     file, which replaces any export, and `is_own` is set if the module is the user's or a library's, whose answer may
     have any structure; `input_name` is the user's name for its only input, if any. `provider` is ONNX Runtime's, None
     for the device's default. `dla` is the core that TensorRT uses, None for the GPU alone, and `build_limit_s` the time
-    limit of its builds. `calibration` returns the images for an int8 file, or raises Unsupported. `used` lists the
-    opened files, and `calibrated` the digests of their calibration images. `engine` is a TensorRT plan or an
-    AOTInductor package to load instead of building one, and `built` maps the file names in a shipped folder to the
-    loaded files and the kernel timings of the build. `kernels` is the kind of kernels that the module uses.
+    limit of its builds; `is_alone` is set if no other stream or model computes beside it. `calibration` returns the
+    images for an int8 file, or raises Unsupported. `used` lists the opened files, and `calibrated` the digests of their
+    calibration images. `engine` is a TensorRT plan or an AOTInductor package to load instead of building one, and
+    `built` maps the file names in a shipped folder to the loaded files and the kernel timings of the build. `kernels`
+    is the kind of kernels that the module uses.
     """
 
     module: nn.Module
@@ -73,6 +74,7 @@ class Source:
     dla: int | None = None
     build_limit_s: float = math.inf
     workspace_bytes: int | None = None
+    is_alone: bool = True
     engine: Path | None = None
     calibration: Callable[[], Calibration] | None = None
     calibrated: set[str] = field(default_factory=set)

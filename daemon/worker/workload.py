@@ -170,6 +170,7 @@ def _source(
         dla=job.case.dla,
         build_limit_s=BUILD_SHARE * job.limits.build_deadline_s,
         workspace_bytes=job.workspace_bytes,
+        is_alone=job.case.streams == 1 and job.case.beside is None,
         engine=Path(job.recipe.engine) if isinstance(job.recipe, Verify) and job.recipe.engine else None,
     )
 

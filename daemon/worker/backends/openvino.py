@@ -48,6 +48,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         shapes = [list(value.shape) for value in source.inputs(*values(example))]
         model.reshape(dict(zip(model.inputs, shapes, strict=True)))
         settings = openvino_settings(precision) | {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        settings |= {} if source.is_alone else {"ENABLE_CPU_PINNING": False}  # all models are pinned to the same CPUs
         bound = _BoundModel(openvino, core.compile_model(model, "CPU", settings), source, paths(artifact))
     except RuntimeError as error:  # the only exception raised by its binding
         raise Unsupported(f"{artifact.path.name}: OpenVINO cannot run it: {_reason(error)}") from error

@@ -173,6 +173,13 @@ def test_openvino_tells_in_what_its_layers_compute(store):
     assert (facts.threads, facts.notes) == (torch.get_num_threads(), ["layers by number format: 1 f32"])
 
 
+def test_openvino_pins_no_thread_where_several_models_compute_at_once(store):
+    """Otherwise it pins the threads of all of them to the same CPUs, and half of the processes take twice as long."""
+    own = source("affine", store, is_alone=False)
+    loaded = openvino.load(own, "fp32", CPU, own.images[:2])
+    assert loaded.run.compiled.get_property("ENABLE_CPU_PINNING") is False
+
+
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "int8"])
 def test_openvino_refuses_a_format_that_it_would_not_compute_in(precision, tmp_path):
     """It takes a precision as a hint, and computes integers as they are."""
