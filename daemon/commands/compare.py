@@ -20,7 +20,7 @@ from benchd.daemon.measuring import paired, plan, user_model
 from benchd.daemon.measuring.paired import Request
 from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.measuring.session import Session, made_output
-from benchd.daemon.records import Record, UserFile, Variant
+from benchd.daemon.records import Record, Variant
 from benchd.daemon.reporting import comparisons as shown
 from benchd.daemon.reporting.console import SlowStages
 from benchd.daemon.verdicts import compare as verdicts
@@ -149,8 +149,8 @@ def _requests(request: Request, chosen: Sequence[Sequence[str]]) -> list[Request
 
     Two models of the user's are compared in eager mode, or ONNX files on ONNX Runtime, unless a case is given.
     """
-    plain = "onnxruntime" if any(isinstance(own, UserFile) for own in request.modules) else "eager"
-    cases = request.cases or [""] * any(chosen) or [plain] * (len(request.modules) == 2)
+    usual = user_model.usual_variant(request.modules)
+    cases = request.cases or [""] * any(chosen) or [usual] * (len(request.modules) == 2)
     counts = (len(cases), len(request.pythons), len(request.modules))
     if request.is_aa and (counts[0] != 1 or max(counts) > 1):
         raise UsageError("--aa compares one case with itself")

@@ -20,7 +20,6 @@ from benchd.daemon.measuring import paired, plan, user_model
 from benchd.daemon.measuring.paired import Request
 from benchd.daemon.measuring.plan import PlannedCase
 from benchd.daemon.measuring.session import Session, made_output, temporary_output
-from benchd.daemon.records import UserFile
 from benchd.daemon.reporting.comparisons import print_comparisons
 from benchd.daemon.reporting.console import SlowStages
 from benchd.daemon.shipping import manifest, promise, race, verifying
@@ -103,7 +102,7 @@ def why(
     if len(paths) == 2:
         raise typer.Exit(_of_records(paths[0], paths[1], json))
     own = user_model.of_sides(module, onnx, nir, given.get("inputs", []))
-    cases = named or ["onnxruntime" if own and isinstance(own[0], UserFile) else "eager"] * bool(own)
+    cases = named or [user_model.usual_variant(own)] * bool(own)
     effect = arguments.quantity("--min-effect", min_effect, {"%": 0.01})
     request = Request(cases, preset, effect, modules=own, samples=given.get("samples"), layers=not theirs)
     _refuse_counts(len(cases), len(own), search=bool(search), theirs=bool(theirs))

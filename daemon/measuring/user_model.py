@@ -39,6 +39,11 @@ def of_sides(
     ]
 
 
+def usual_variant(models: Sequence[UserModel]) -> str:
+    """Return the variant that stands for these models where none is named."""
+    return "onnxruntime" if any(isinstance(model, UserFile) for model in models) else "eager"
+
+
 def module(text: str, given: Sequence[str]) -> UserModule:
     """Return the module that `--module` and `--input` describe; raise UsageError if it is invalid."""
     file, colon, function = text.rpartition(":")

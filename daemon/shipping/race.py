@@ -186,7 +186,8 @@ class Race:
     def limits_of(self, winner: str) -> list[str]:
         """Return a line for each limit that was set, with the winner's figure."""
         candidate = self.named(winner)
-        return [limit.stated(self.record(candidate, candidate.raced)) for limit in self._limits]
+        record = self.record(candidate, candidate.raced)
+        return [limit.stated(record) for limit in self._limits]
 
     def named(self, name: str) -> Candidate:
         """Return the candidate with this name."""
